@@ -1,0 +1,163 @@
+package workspace
+
+import (
+	"fmt"
+	"math"
+)
+
+// Stats are the counters and gauges of a [Pool] at one moment. Counters begin at
+// zero with the pool and never go down. Acquired is always the sum of Released,
+// Abandoned and InUse.
+type Stats struct {
+	Pool        string  `json:"pool"`
+	Mode        Mode    `json:"mode"`           // as set
+	Effective   Mode    `json:"effective_mode"` // what a request gets now, canaries apart
+	Canary      float64 `json:"canary"`         // share of requests in Watermark while the pool is in Shadow
+	BreakerOpen bool    `json:"breaker_open"`   // a violation made the pool fall back
+	AuditEvery  int     `json:"audit_every"`    // mean operations between audits; negative: off
+	Kernel      string  `json:"kernel"`         // the clear and verify code in use
+	ClientSize  int     `json:"client_size"`    // bytes
+	BackendSize int     `json:"backend_size"`   // bytes
+
+	Acquired  int64 `json:"acquired"`  // counter: workspaces handed out
+	Released  int64 `json:"released"`  // counter: workspaces whose block was wiped and could be reused
+	Abandoned int64 `json:"abandoned"` // counter: workspaces whose block was left to the collector
+	InUse     int64 `json:"in_use"`    // gauge
+
+	Doubts DoubtStats `json:"doubts"` // counters: Abandoned by reason
+
+	Idle          int   `json:"idle"`           // gauge: blocks waiting for a request
+	MaxIdle       int   `json:"max_idle"`       // configured
+	Created       int64 `json:"created"`        // counter: blocks allocated
+	Discarded     int64 `json:"discarded"`      // counter: wiped blocks let go: MaxIdle, Trim, Close
+	AbandonedLive int64 `json:"abandoned_live"` // gauge: abandoned blocks that something still refers to
+	Blockless     int64 `json:"blockless"`      // counter: workspaces handed out without a block: MaxLive, Close
+
+	DoubleReleases int64 `json:"double_releases"` // counter: calls of Release on an ended workspace
+	SpilledBytes   int64 `json:"spilled_bytes"`   // counter: heap bytes used for want of room
+	Violations     int64 `json:"violations"`      // counter: all kinds, all modes
+	BreakerTrips   int64 `json:"breaker_trips"`   // counter
+	ReportsDropped int64 `json:"reports_dropped"` // counter: violations not reported since reporters were busy
+	ReporterPanics int64 `json:"reporter_panics"` // counter: calls of OnViolation or of the logger that panicked
+
+	Modes [numModes]ModeStats `json:"modes"` // indexed by Mode
+}
+
+// DoubtStats counts abandoned workspaces by the reason.
+type DoubtStats struct {
+	Running     int64 `json:"running"`
+	Violation   int64 `json:"violation"`
+	Reservation int64 `json:"reservation"`
+	Panic       int64 `json:"panic"`
+	Upgrade     int64 `json:"upgrade"`
+	Abandon     int64 `json:"abandon"`
+}
+
+// ModeStats are the counters of the workspaces that ran in one mode.
+type ModeStats struct {
+	Mode     Mode      `json:"mode"`
+	Released int64     `json:"released"`
+	Client   HalfStats `json:"client"`
+	Backend  HalfStats `json:"backend"`
+}
+
+// HalfStats are the counters of one half of the workspaces that ran in one
+// mode. Operations, bytes and overflows are added when a workspace ends; those
+// of a workspace abandoned as DoubtRunning are lost.
+type HalfStats struct {
+	Ops          int64 `json:"ops"`           // operations that could have been audited
+	Audits       int64 `json:"audits"`        // sampled audits
+	ForcedAudits int64 `json:"forced_audits"` // audits asked for, or due to the open breaker
+	AuditBytes   int64 `json:"audit_bytes"`   // bytes read by both
+	Violations   int64 `json:"violations"`
+	WipedBytes   int64 `json:"wiped_bytes"` // zeros written when requests ended
+	SavedBytes   int64 `json:"saved_bytes"` // bytes past the mark at that time: not written in Watermark, for nothing in the other modes
+	Overflows    int64 `json:"overflows"`   // requests for which something did not fit
+}
+
+// Totals returns the sum over both halves.
+func (m ModeStats) Totals() HalfStats { return m.Client.plus(m.Backend) }
+
+// Totals returns the sum over modes and halves.
+func (s Stats) Totals() HalfStats {
+	var t HalfStats
+	for _, m := range s.Modes {
+		t = t.plus(m.Totals())
+	}
+	return t
+}
+
+func (h HalfStats) plus(o HalfStats) HalfStats {
+	return HalfStats{
+		Ops: h.Ops + o.Ops, Audits: h.Audits + o.Audits, ForcedAudits: h.ForcedAudits + o.ForcedAudits,
+		AuditBytes: h.AuditBytes + o.AuditBytes, Violations: h.Violations + o.Violations,
+		WipedBytes: h.WipedBytes + o.WipedBytes, SavedBytes: h.SavedBytes + o.SavedBytes, Overflows: h.Overflows + o.Overflows,
+	}
+}
+
+// ViolationBound returns an upper limit, at the given confidence, for the share
+// of operations after which some byte past the mark was not zero, over all modes
+// of the pool's life. See [ViolationBound].
+func (s Stats) ViolationBound(confidence float64) float64 {
+	t := s.Totals()
+	return ViolationBound(t.Audits, t.Violations, confidence)
+}
+
+// ViolationBound returns the exact (Clopper-Pearson) upper confidence limit for
+// the probability that an operation leaves a violation, when sampled audits of
+// that many operations found that many. Violations found by forced audits may
+// be counted too; that only raises the limit. No audits bound nothing: 1.
+//
+// The limit is about operations like those that were audited. Zero violations
+// never mean zero leaks.
+//
+// It panics unless 0 < confidence < 1 and neither count is negative.
+func ViolationBound(audits, violations int64, confidence float64) float64 {
+	if !(confidence > 0 && confidence < 1) || audits < 0 || violations < 0 {
+		panic(fmt.Errorf("%w: ViolationBound(%d, %d, %v)", ErrMisuse, audits, violations, confidence))
+	}
+	if violations >= audits {
+		return 1
+	}
+	n, k, alpha := float64(audits), violations, 1-confidence
+	if k == 0 {
+		return -math.Expm1(math.Log(alpha) / n) // 1 - alpha^(1/n), without the cancellation
+	}
+	if k > maxExactViolations {
+		// Byar's closed form of the Poisson limit, which lies above the
+		// binomial one. At this k it is within 1e-6 of the exact Poisson limit.
+		z := math.Sqrt2 * math.Erfinv(2*confidence-1)
+		x := float64(k) + 1
+		return min(1, x*math.Pow(1-1/(9*x)+z/(3*math.Sqrt(x)), 3)/n)
+	}
+	// The p at which k or fewer violations have the probability alpha. It is
+	// monotone in p, so halve the interval until floats can't tell the ends apart.
+	lo, hi := 0.0, 1.0
+	for {
+		p := lo + (hi-lo)/2
+		if p <= lo || p >= hi {
+			return hi
+		}
+		if binomialCDF(n, k, p) > alpha {
+			lo = p
+		} else {
+			hi = p
+		}
+	}
+}
+
+const maxExactViolations = 1000
+
+// binomialCDF is the probability of k or fewer successes in n trials: the sum of
+// its terms, each from the one before, in logarithms as the first may underflow.
+func binomialCDF(n float64, k int64, p float64) float64 {
+	q := math.Log1p(-p)
+	odds := math.Log(p) - q
+	term := n * q
+	sum := math.Exp(term)
+	for i := range k {
+		term += math.Log((n-float64(i))/float64(i+1)) + odds
+		sum += math.Exp(term)
+	}
+	return sum
+}

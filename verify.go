@@ -1,0 +1,233 @@
+package workspace
+
+import (
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"math/rand/v2"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+)
+
+// firstNonZero returns the offset of the first byte of b that is not zero,
+// or -1 when all are zero. It reads nothing outside b.
+func firstNonZero(b []byte) int {
+	i := 0
+	for ; len(b)-i >= 64; i += 64 {
+		p := b[i : i+64 : i+64]
+		if word(p[0:])|word(p[8:])|word(p[16:])|word(p[24:])|
+			word(p[32:])|word(p[40:])|word(p[48:])|word(p[56:]) != 0 {
+			break // the loops below find the exact byte
+		}
+	}
+	for ; len(b)-i >= 8; i += 8 {
+		if w := word(b[i:]); w != 0 {
+			// Read as little-endian, so the lowest set bit is in the first byte.
+			return i + bits.TrailingZeros64(w)/8
+		}
+	}
+	for ; i < len(b); i++ {
+		if b[i] != 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+// lastNonZero returns the offset of the last byte of b that is not zero, or -1.
+// Only the violation path calls it.
+func lastNonZero(b []byte) int {
+	for i := len(b) - 1; i >= 0; i-- {
+		if b[i] != 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// countNonZero returns how many bytes of b are not zero. Only the violation
+// path calls it.
+func countNonZero(b []byte) int {
+	n := 0
+	for _, c := range b {
+		if c != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// kernelName says which clear and verify code is in use.
+const kernelName = "portable"
+
+// guardSize is the length in bytes of the guard behind each half. A multiple
+// of 64 keeps the backend half aligned as the block is.
+const guardSize = 64
+
+// guardPattern is what every guard holds: bytes that are never zero and differ
+// from process to process, so that no program can write it by habit. It is
+// drawn at the first use, not at package start.
+var guardPattern = sync.OnceValue(func() [guardSize]byte {
+	var p [guardSize]byte
+	for i := range p {
+		p[i] = byte(1 + rand.N(255))
+	}
+	return p
+})
+
+// guardIntact reports whether g still holds the guard pattern.
+func guardIntact(g []byte) bool {
+	p := guardPattern()
+	return string(g) == string(p[:])
+}
+
+// An Op names an operation of a workspace: what was done when an audit ran.
+type Op uint8
+
+// The operations. Each ticks the sampler once.
+const (
+	OpAcquire  Op = iota // the block was taken for a request
+	OpAlloc              // Alloc, TryAlloc, Copy, MakeSlice, a Buffer that grew
+	OpReserve            // Reserve
+	OpCommit             // Commit
+	OpAbort              // Abort
+	OpSnapshot           // Snapshot
+	OpRewind             // Rewind
+	OpReset              // Workspace.Reset
+	OpRelease            // the block was given back
+	OpForced             // Workspace.Audit or Pool.AuditIdle; not sampled
+)
+
+var opNames = [...]string{"acquire", "alloc", "reserve", "commit", "abort", "snapshot", "rewind", "reset", "release", "forced"}
+
+// String returns the lower-case name of the operation.
+func (o Op) String() string { return nameOf(opNames[:], int(o), "op") }
+
+// MarshalText writes the name, for JSON and logs.
+func (o Op) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+func nameOf(names []string, i int, kind string) string {
+	if i < len(names) {
+		return names[i]
+	}
+	return fmt.Sprintf("%s(%d)", kind, i)
+}
+
+// A Kind says what a Violation found.
+type Kind uint8
+
+// The kinds of Violation.
+const (
+	DirtyTail       Kind = iota // a byte at or past the mark is not zero
+	GuardDamaged                // the guard behind the half was overwritten
+	BadAccounting               // position, mark or reservation lie outside the half
+	OpenReservation             // the request ended with a reservation open
+)
+
+var kindNames = [...]string{"dirty-tail", "guard-damaged", "bad-accounting", "open-reservation"}
+
+// String returns the name of the kind.
+func (k Kind) String() string { return nameOf(kindNames[:], int(k), "kind") }
+
+// MarshalText writes the name, for JSON and logs.
+func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// A Violation reports that a block was not as it must be. It holds offsets and
+// counts, never memory contents: the leak detector must not leak.
+//
+// It is an error, so that [Workspace.Audit] can return it.
+type Violation struct {
+	Time   time.Time `json:"time"`
+	Pool   string    `json:"pool"`
+	Half   Half      `json:"half"`
+	Kind   Kind      `json:"kind"`
+	Op     Op        `json:"op"`
+	Mode   Mode      `json:"mode"`   // the mode of the workspace
+	Size   int       `json:"size"`   // bytes in the half
+	Mark   int       `json:"mark"`   // bytes from the start of the half; the audit began here
+	First  int       `json:"first"`  // offset in the half of the first byte that is not zero; -1: none
+	Last   int       `json:"last"`   // offset of the last one; -1: none
+	Count  int       `json:"count"`  // how many are not zero
+	Guard  bool      `json:"guard"`  // the guard is intact
+	Kernel string    `json:"kernel"` // the clear and verify code in use
+	Build  string    `json:"build"`  // main module, version, revision, Go version
+	Stack  []string  `json:"stack"`  // where the audit ran: function file:line, innermost first
+}
+
+// Error describes the violation in one line, without the stack.
+func (v *Violation) Error() string {
+	s := fmt.Sprintf("workspace: %s in pool %q, %s half, found at %s in mode %s: mark %d of %d", v.Kind, v.Pool, v.Half, v.Op, v.Mode, v.Mark, v.Size)
+	if v.Count > 0 {
+		s += fmt.Sprintf(", %d bytes not zero between %d and %d", v.Count, v.First, v.Last)
+	}
+	if !v.Guard {
+		s += ", guard damaged"
+	}
+	return s
+}
+
+// LogValue groups the fields for log/slog.
+func (v *Violation) LogValue() slog.Value {
+	return slog.GroupValue(
+		slog.String("pool", v.Pool), slog.String("half", v.Half.String()), slog.String("kind", v.Kind.String()),
+		slog.String("op", v.Op.String()), slog.String("mode", v.Mode.String()),
+		slog.Int("size", v.Size), slog.Int("mark", v.Mark),
+		slog.Int("first", v.First), slog.Int("last", v.Last), slog.Int("count", v.Count), slog.Bool("guard", v.Guard),
+		slog.String("kernel", v.Kernel), slog.String("build", v.Build), slog.String("stack", strings.Join(v.Stack, " < ")),
+	)
+}
+
+// inspect reads one half from off to its end, and its guard. It returns nil
+// when every byte is zero and the guard is intact.
+func inspect(half, guard []byte, off int) *Violation {
+	first, intact := firstNonZero(half[off:]), guardIntact(guard)
+	if first < 0 && intact {
+		return nil
+	}
+	v := &Violation{Kind: GuardDamaged, Size: len(half), Mark: off, First: -1, Last: -1, Guard: intact}
+	if first >= 0 {
+		v.Kind = DirtyTail
+		v.First = off + first
+		v.Last = off + lastNonZero(half[off:])
+		v.Count = countNonZero(half[off:])
+	}
+	return v
+}
+
+// callers returns the calling stack as "function file:line". It never uses
+// debug.Stack, which prints argument words and so memory contents.
+func callers(skip int) []string {
+	pc := make([]uintptr, 24)
+	frames := runtime.CallersFrames(pc[:runtime.Callers(skip+2, pc)])
+	var out []string
+	for {
+		f, more := frames.Next()
+		if f.Function != "" {
+			out = append(out, fmt.Sprintf("%s %s:%d", f.Function, f.File[strings.LastIndexByte(f.File, '/')+1:], f.Line))
+		}
+		if !more {
+			return out
+		}
+	}
+}
+
+// buildName is the running program as the Go toolchain recorded it.
+var buildName = sync.OnceValue(func() string {
+	bi, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown " + runtime.Version()
+	}
+	s := bi.Main.Path + "@" + bi.Main.Version
+	for _, kv := range bi.Settings {
+		if kv.Key == "vcs.revision" || kv.Key == "vcs.modified" && kv.Value == "true" {
+			s += " " + kv.Key + "=" + kv.Value
+		}
+	}
+	return s + " " + bi.GoVersion
+})

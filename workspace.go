@@ -1,0 +1,278 @@
+package workspace
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"sync/atomic"
+)
+
+// Sizes of a half in bytes.
+const (
+	DefaultHalfSize = 256 << 10 // when Config names none
+	MinHalfSize     = 4 << 10
+	MaxHalfSize     = 64 << 20
+	HalfSizeStep    = 4 << 10 // sizes are multiples of it
+)
+
+// A Workspace is the scratch memory of one request: two halves, each zeroed
+// when the request gets it and wiped when the request ends. [Pool.Acquire]
+// makes one. It is a fresh handle each time and is never reused, so a handle
+// that is kept too long is dead; it never becomes somebody else's.
+//
+// After Release every method panics with an error that wraps [ErrReleased],
+// except Release itself.
+//
+// Release, Hold and the function that Hold returns may be called from any
+// goroutine. The rest belongs to the goroutine that serves the request, except
+// that the two halves may be used by two goroutines at once.
+type Workspace struct {
+	client  Arena
+	shares  atomic.Int32  // the owner's and one for each open hold; 0: dead
+	ended   atomic.Bool   // the owner has released
+	doubts  atomic.Uint32 // reasons not to reuse the block, as 1<<Doubt
+	mode    Mode          // fixed at acquire
+	pool    *Pool
+	blk     *block // nil: no block, everything comes from the heap
+	backend Arena
+}
+
+// A Doubt is a reason to abandon a block instead of reusing it.
+type Doubt uint8
+
+// The doubts. A block with several is counted under the first of this list.
+const (
+	DoubtRunning     Doubt = iota // another goroutine took the workspace from the context and may still run
+	DoubtViolation                // an audit or a check found something
+	DoubtReservation              // a reservation was open at the end
+	DoubtPanic                    // the handler panicked or ended its goroutine
+	DoubtUpgrade                  // the request may have handed its connection on: Upgrade or CONNECT
+	DoubtAbandon                  // Workspace.Abandon was called
+	numDoubts
+)
+
+var doubtNames = [numDoubts]string{"running", "violation", "reservation", "panic", "upgrade", "abandon"}
+
+// String returns the name of the doubt.
+func (d Doubt) String() string { return nameOf(doubtNames[:], int(d), "doubt") }
+
+// MarshalText writes the name, for JSON and logs.
+func (d Doubt) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// doubt marks the block for abandonment. Any goroutine may call it.
+func (ws *Workspace) doubt(d Doubt) { ws.doubts.Or(1 << d) }
+
+// begin gives the workspace its block, or none when blk is nil, and makes it live.
+func (ws *Workspace) begin(blk *block, mode Mode) {
+	ws.blk, ws.mode = blk, mode
+	ws.shares.Store(1)
+	if blk == nil {
+		ws.client.begin(ws, Client, nil, math.MaxInt)
+		ws.backend.begin(ws, Backend, nil, math.MaxInt)
+		return
+	}
+	ws.client.begin(ws, Client, blk.half(Client), blk.skip[Client])
+	ws.backend.begin(ws, Backend, blk.half(Backend), blk.skip[Backend])
+}
+
+// copied reports whether ws is not a handle that a Pool made: nil, the zero
+// value, or a copy. A copy would have a position of its own over the same memory.
+func (ws *Workspace) copied() bool { return ws == nil || ws.client.ws != ws }
+
+func (ws *Workspace) mustBeLive(method string) {
+	if ws.copied() || ws.shares.Load() <= 0 {
+		panic(ws.dead(method))
+	}
+}
+
+func (ws *Workspace) dead(method string) error {
+	switch {
+	case ws == nil:
+		return fmt.Errorf("%w: Workspace.%s on nil: is the handler behind Pool.Middleware?", ErrMisuse, method)
+	case ws.pool == nil:
+		return fmt.Errorf("%w: Workspace.%s: this Workspace came from no Pool", ErrMisuse, method)
+	case ws.copied():
+		return fmt.Errorf("%w: Workspace.%s: this Workspace is a copy", ErrMisuse, method)
+	}
+	return fmt.Errorf("%w: Workspace.%s", ErrReleased, method)
+}
+
+// Client returns the half for the side that talks to the client.
+func (ws *Workspace) Client() *Arena {
+	ws.mustBeLive("Client")
+	return &ws.client
+}
+
+// Backend returns the half for the side that talks to backends.
+func (ws *Workspace) Backend() *Arena {
+	ws.mustBeLive("Backend")
+	return &ws.backend
+}
+
+// Mode returns the mode that this workspace got at acquire.
+func (ws *Workspace) Mode() Mode {
+	ws.mustBeLive("Mode")
+	return ws.mode
+}
+
+// Release ends the request's use of the workspace. Once no hold is open, the
+// memory is checked and wiped, and goes back to the pool; on any doubt it is
+// abandoned instead. Slices of it must not be used afterwards.
+//
+// A second Release does nothing but count (Stats.DoubleReleases): it can't
+// reach the block, which may be another request's by then.
+//
+// As a deferred call it also runs when the caller panics. The block is then
+// wiped and reused, since the panic unwinds whoever used it. The HTTP
+// middleware is stricter and abandons it.
+func (ws *Workspace) Release() {
+	if ws.copied() {
+		panic(ws.dead("Release"))
+	}
+	if !ws.release() && ws.doubts.Load()&(1<<DoubtAbandon) == 0 { // a deferred Release after Abandon is fine
+		ws.pool.countDoubleRelease()
+	}
+}
+
+// release gives up the owner's share, once; it reports whether this call did.
+func (ws *Workspace) release() bool {
+	if !ws.ended.CompareAndSwap(false, true) {
+		return false
+	}
+	ws.drop()
+	return true
+}
+
+// Abandon is Release without reuse: the block is left to the garbage collector
+// and counted. It is for the case that someone may still hold a slice of it,
+// such as an I/O operation that was cancelled and may complete late.
+func (ws *Workspace) Abandon() {
+	ws.mustBeLive("Abandon")
+	ws.doubt(DoubtAbandon)
+	ws.release()
+}
+
+// Hold keeps the workspace, and with it the block, beyond Release: until done
+// is called. For memory that is handed to something that outlives the handler.
+// done may be called from any goroutine; only its first call counts.
+func (ws *Workspace) Hold() (done func()) {
+	for {
+		ws.mustBeLive("Hold")
+		if n := ws.shares.Load(); n > 0 && ws.shares.CompareAndSwap(n, n+1) {
+			break
+		}
+	}
+	var once atomic.Bool
+	return func() {
+		if once.CompareAndSwap(false, true) {
+			ws.drop()
+		}
+	}
+}
+
+// Go runs f in a new goroutine and holds the workspace until f returns.
+func (ws *Workspace) Go(f func()) {
+	done := ws.Hold()
+	go func() {
+		defer done()
+		f()
+	}()
+}
+
+// Reset marks a message boundary inside a long request: both halves are
+// checked, wiped to their marks (whole, where the mode says so) and empty
+// again. Every slice, Snapshot and Buffer taken before is dead.
+// Overflowed is false again, and the budget of MaxSpill is new.
+//
+// Reset panics while a hold or a reservation is open.
+func (ws *Workspace) Reset() {
+	ws.mustBeLive("Reset")
+	if n := ws.shares.Load() - 1; n > 0 || ws.ended.Load() {
+		panic(fmt.Errorf("%w: Workspace.Reset: holds are open: %d", ErrMisuse, max(n, 1)))
+	}
+	ws.client.mustNotBeReserved("Reset")
+	ws.backend.mustNotBeReserved("Reset")
+	for _, a := range []*Arena{&ws.client, &ws.backend} {
+		if ws.blk != nil {
+			a.finish(OpReset)
+		}
+		a.oldest, a.cuts = a.seq+1, a.cuts[:0]
+		a.over, a.spilled = false, 0
+	}
+}
+
+// wipesAll reports whether a wipe must cover whole halves: in every mode but
+// Watermark, and whenever the breaker is open or there is a doubt.
+func (ws *Workspace) wipesAll() bool {
+	return ws.mode != Watermark || ws.doubts.Load() != 0 || ws.pool.tripped.Load()
+}
+
+// Audit checks both halves now: that every byte past the marks is zero and both
+// guards are intact. The error is a [*Violation]; it has been reported like any
+// other. These audits are counted apart from the sampled ones. Both halves must
+// be at rest. A workspace without a block has nothing to audit.
+func (ws *Workspace) Audit() error {
+	ws.mustBeLive("Audit")
+	if ws.blk == nil {
+		return nil
+	}
+	c, b := ws.client.audit(OpForced, false), ws.backend.audit(OpForced, false)
+	switch {
+	case c != nil:
+		return c
+	case b != nil:
+		return b
+	}
+	return nil
+}
+
+// Format prints what kind of handle it is and nothing of the memory, for every verb.
+func (ws *Workspace) Format(f fmt.State, _ rune) {
+	switch {
+	case ws == nil:
+		io.WriteString(f, "workspace.Workspace(nil)")
+	case ws.shares.Load() <= 0:
+		io.WriteString(f, "workspace.Workspace(released)")
+	default:
+		io.WriteString(f, "workspace.Workspace(live)")
+	}
+}
+
+// violated marks the block for abandonment and reports v, found in a by op.
+func (ws *Workspace) violated(a *Arena, v *Violation, op Op) {
+	d := DoubtViolation
+	if v.Kind == OpenReservation {
+		d = DoubtReservation
+	}
+	ws.doubt(d)
+	v.Half, v.Op, v.Mode = a.half, op, ws.mode
+	ws.pool.report(v)
+}
+
+// drop gives up one share. The last one ends the workspace.
+func (ws *Workspace) drop() {
+	if ws.shares.Add(-1) == 0 {
+		ws.end()
+	}
+}
+
+// end takes the block away from the handle and gives it back. It runs once.
+func (ws *Workspace) end() {
+	ws.client.self.Store(nil)
+	ws.backend.self.Store(nil)
+	if ws.doubts.Load()&(1<<DoubtRunning) != 0 {
+		// Another goroutine may be inside the arenas at this moment. Nothing
+		// of them is read or written; they go to the collector as they are.
+		ws.pool.giveBack(ws, false)
+		return
+	}
+	if ws.blk != nil {
+		ws.client.finish(OpRelease)
+		ws.backend.finish(OpRelease)
+		ws.blk.skip = [2]int{ws.client.skip, ws.backend.skip}
+	}
+	ws.pool.giveBack(ws, true)
+	// A dead handle must not keep the memory alive.
+	ws.blk, ws.client.mem, ws.backend.mem = nil, nil, nil
+	ws.client.res, ws.backend.res = nil, nil
+}
