@@ -1,0 +1,68 @@
+package workspace
+
+import (
+	"log/slog"
+	"time"
+)
+
+// The breaker opens at the first violation. From then on each request is wiped
+// whole, whatever its mode, and audited when it ends: safe, and the evidence
+// keeps coming. It stays open until someone calls Rearm.
+
+const maxReports = 16 // reports under way at once
+
+// report counts a violation, opens the breaker, and tells the user of it without
+// ever waiting for him.
+func (p *Pool) report(v *Violation) {
+	v.Time, v.Pool, v.Kernel, v.Build, v.Stack = time.Now(), p.cfg.Name, kernelName, buildName(), callers(1)
+	trip := p.tripped.CompareAndSwap(false, true)
+	p.mu.Lock()
+	p.n.Violations++
+	p.n.Modes[v.Mode].half(v.Half).Violations++
+	if trip {
+		p.n.BreakerTrips++
+	}
+	p.mu.Unlock()
+
+	select {
+	case p.reports <- struct{}{}:
+		go p.deliver(v)
+	default:
+		p.mu.Lock()
+		p.n.ReportsDropped++
+		p.mu.Unlock()
+	}
+}
+
+func (p *Pool) deliver(v *Violation) {
+	defer func() {
+		if recover() != nil {
+			p.mu.Lock()
+			p.n.ReporterPanics++
+			p.mu.Unlock()
+		}
+		<-p.reports
+	}()
+	if p.cfg.OnViolation != nil {
+		p.cfg.OnViolation(v)
+		return
+	}
+	p.logger().Error("workspace: violation", "violation", v)
+}
+
+// Rearm closes the breaker after someone has understood why it opened. The
+// reason goes to the log. It reports whether the breaker was open.
+func (p *Pool) Rearm(reason string) bool {
+	if !p.tripped.CompareAndSwap(true, false) {
+		return false
+	}
+	p.logger().Warn("workspace: breaker rearmed", "pool", p.cfg.Name, "reason", reason)
+	return true
+}
+
+func (p *Pool) logger() *slog.Logger {
+	if p.cfg.Logger != nil {
+		return p.cfg.Logger
+	}
+	return slog.Default()
+}
