@@ -27,13 +27,13 @@ func (a *Arena) Alloc(n int) []byte {
 	}
 	end := off + n
 	if off < a.mark { // only after a Rewind or a short Commit
-		zero(a.mem[off:min(end, a.mark)])
+		zero(a.mem()[off:min(end, a.mark)])
 	}
 	a.pos = end
 	if a.due() {
 		a.afterSlow(OpAlloc)
 	}
-	return a.mem[off:end:end]
+	return a.mem()[off:end:end]
 }
 
 // AllocAligned is Alloc with an address that is a multiple of align: a power of
@@ -85,7 +85,7 @@ func (a *Arena) allocDirty(method string, n int) []byte {
 	if a.due() {
 		a.afterSlow(OpAlloc)
 	}
-	return a.mem[off:end:end]
+	return a.mem()[off:end:end]
 }
 
 // allocSlow is every allocation that may go to the heap, with all checks.
@@ -109,7 +109,7 @@ func (a *Arena) got(off, n int) []byte {
 	if n == 0 {
 		return []byte{}
 	}
-	return a.mem[off : off+n : off+n]
+	return a.mem()[off : off+n : off+n]
 }
 
 // place finds where n bytes at a multiple of align would go; it moves nothing.
@@ -117,7 +117,7 @@ func (a *Arena) got(off, n int) []byte {
 // that is left; nothing is added before it is known to fit.
 func (a *Arena) place(n, align int) (off int, err error) {
 	switch {
-	case a == nil || !a.usable():
+	case !a.usable():
 		return 0, ErrReleased
 	case a.res != nil:
 		return 0, ErrReserved
@@ -127,7 +127,7 @@ func (a *Arena) place(n, align int) (off int, err error) {
 		return a.pos, nil
 	}
 	off = (a.pos + align - 1) &^ (align - 1)
-	if n > len(a.mem)-off {
+	if n > a.size-off {
 		a.overflow()
 		return 0, ErrFull
 	}
@@ -144,7 +144,7 @@ func (a *Arena) bump(n, align int, zeroed bool) (off int, err error) {
 	}
 	if n > 0 {
 		if zeroed && off < a.mark {
-			zero(a.mem[off:min(off+n, a.mark)])
+			zero(a.mem()[off:min(off+n, a.mark)])
 		}
 		a.pos = off + n
 	}
@@ -162,7 +162,7 @@ func (a *Arena) explain(method string, n int, err error) error {
 	case ErrReserved:
 		return fmt.Errorf("%w: Arena.%s(%d) on the %s half", err, method, n, a.half)
 	}
-	return fmt.Errorf("%w: Arena.%s(%d): %d of %d bytes left in the %s half, and %d of MaxSpill", err, method, n, a.room(), len(a.mem), a.half, a.spillLeft())
+	return fmt.Errorf("%w: Arena.%s(%d): %d of %d bytes left in the %s half, and %d of MaxSpill", err, method, n, a.room(), a.size, a.half, a.spillLeft())
 }
 
 // overflow notes that something did not fit. It is counted once a request, or

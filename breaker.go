@@ -24,30 +24,37 @@ func (p *Pool) report(v *Violation) {
 	}
 	p.mu.Unlock()
 
+	p.tell(func() {
+		if p.cfg.OnViolation != nil {
+			p.cfg.OnViolation(v)
+			return
+		}
+		p.logger().Error("workspace: violation", "violation", v)
+	})
+}
+
+// tell runs f, which calls code of the user, in a goroutine of its own: a
+// request must not wait for it, nor end in a panic of it.
+func (p *Pool) tell(f func()) {
 	select {
 	case p.reports <- struct{}{}:
-		go p.deliver(v)
 	default:
 		p.mu.Lock()
 		p.n.ReportsDropped++
 		p.mu.Unlock()
-	}
-}
-
-func (p *Pool) deliver(v *Violation) {
-	defer func() {
-		if recover() != nil {
-			p.mu.Lock()
-			p.n.ReporterPanics++
-			p.mu.Unlock()
-		}
-		<-p.reports
-	}()
-	if p.cfg.OnViolation != nil {
-		p.cfg.OnViolation(v)
 		return
 	}
-	p.logger().Error("workspace: violation", "violation", v)
+	go func() {
+		defer func() {
+			if recover() != nil {
+				p.mu.Lock()
+				p.n.ReporterPanics++
+				p.mu.Unlock()
+			}
+			<-p.reports
+		}()
+		f()
+	}()
 }
 
 // Rearm closes the breaker after someone has understood why it opened. The

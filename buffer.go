@@ -3,6 +3,7 @@ package workspace
 import (
 	"fmt"
 	"io"
+	"unsafe"
 )
 
 const (
@@ -24,6 +25,7 @@ const (
 // needed, and [ErrFull] when MaxSpill is used up. The other methods panic with
 // it. A Buffer belongs to the goroutine that owns its arena.
 type Buffer struct {
+	self *Buffer // the buffer itself, so that a copy is found
 	a    *Arena
 	buf  []byte // what was written; cap is what the buffer owns
 	end  int    // where the owned piece ends in the half
@@ -42,7 +44,10 @@ var (
 // written to. Several may be in use, but only the last allocation grows in place.
 func (a *Arena) Buffer() *Buffer {
 	a.mustBeUsable("Buffer")
-	return &Buffer{a: a, seq: a.seq + 1} // seq: not stale before the first growth
+	a.seq++
+	b := &Buffer{a: a, seq: a.seq}
+	b.self = b
+	return b
 }
 
 // check returns why the buffer may not be used, or nil.
@@ -50,6 +55,8 @@ func (b *Buffer) check(method string) error {
 	switch {
 	case b == nil || b.a == nil:
 		return fmt.Errorf("%w: Buffer.%s: this Buffer came from no Arena", ErrMisuse, method)
+	case b.self != b:
+		return fmt.Errorf("%w: Buffer.%s: this Buffer is a copy", ErrMisuse, method)
 	case !b.a.usable():
 		return fmt.Errorf("Buffer.%s: %w", method, b.a.unusable("Buffer"))
 	case b.seq < b.a.oldest || cap(b.buf) > 0 && !b.heap && !b.a.current(b.seq, b.end):
@@ -99,7 +106,7 @@ func (b *Buffer) grow(method string, n int) error {
 	if err != nil {
 		return a.explain(method, n, err)
 	}
-	copy(a.mem[off:], b.buf)
+	copy(a.mem()[off:], b.buf)
 	b.own(off)
 	return nil
 }
@@ -116,7 +123,7 @@ func (b *Buffer) own(off int) {
 	a := b.a
 	a.seq++
 	b.seq, b.end = a.seq, a.pos
-	b.buf = a.mem[off : off+len(b.buf) : a.pos]
+	b.buf = a.mem()[off : off+len(b.buf) : a.pos]
 }
 
 // growHeap moves the buffer to the heap, or grows it there: to twice its length
@@ -198,13 +205,16 @@ func (b *Buffer) ReadFrom(r io.Reader) (n int64, err error) {
 				return n, err
 			}
 		}
-		free := b.buf[len(b.buf):cap(b.buf)]
+		start, have, free := unsafe.SliceData(b.buf), len(b.buf), b.buf[len(b.buf):cap(b.buf)]
 		m, err := r.Read(free)
 		if m < 0 || m > len(free) {
 			panic(fmt.Errorf("%w: Buffer.ReadFrom: the reader returned %d from a Read of %d bytes", ErrMisuse, m, len(free)))
 		}
 		if late := b.check("ReadFrom"); late != nil {
 			return n, late // r released or rewound the memory it read into
+		}
+		if unsafe.SliceData(b.buf) != start || len(b.buf) != have {
+			panic(fmt.Errorf("%w: Buffer.ReadFrom: the reader used the Buffer that reads from it", ErrMisuse))
 		}
 		b.buf = b.buf[:len(b.buf)+m]
 		n += int64(m)

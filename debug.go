@@ -75,8 +75,8 @@ type debugPool struct {
 
 func newDebugPool(s Stats) debugPool {
 	d := debugPool{Stats: s, Bound95: s.ViolationBound(0.95), Bound999999: s.ViolationBound(0.999999)}
-	// The bytes of a workspace abandoned as DoubtRunning are not counted.
-	if n := s.Released + s.Abandoned - s.Doubts.Running; n > 0 {
+	// The other abandoned ones were not wiped.
+	if n := s.Released + s.Doubts.Violation + s.Doubts.Reservation; n > 0 {
 		t := s.Totals()
 		d.Wiped, d.Saved = float64(t.WipedBytes)/float64(n), float64(t.SavedBytes)/float64(n)
 	}

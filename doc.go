@@ -63,6 +63,7 @@
 //	                    no room, and more than MaxSpill             error, ErrFull; nothing written
 //	MakeSlice, Alloc[T] T holds a pointer; n < 0; n*size overflows  panic, ErrMisuse
 //	Reset               a hold is open                              panic, ErrMisuse
+//	DebugHandler        a pool is nil                               panic, ErrMisuse
 //	ViolationBound      a negative count, confidence not in (0,1)   panic, ErrMisuse
 //	any method          after Release                               panic or error, ErrReleased
 //	                    on a zero value, a copy, nil                panic or error, ErrMisuse

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"sync"
@@ -33,9 +34,16 @@ func (p *Pool) Middleware(next http.Handler) http.Handler {
 			return
 		}
 		rc := &requestContext{Context: r.Context(), pool: p, goroutine: goroutine()}
-		returned := false
-		defer func() { rc.end(r, returned) }()
-		next.ServeHTTP(w, r.WithContext(rc))
+		inner := r.WithContext(rc)
+		upgrade, returned := mayUpgrade(r), false
+		defer func() {
+			if !rc.end(upgrade, returned) {
+				// What a handler leaves on its request is for those outside: the
+				// server removes the files of the form, loggers read the pattern.
+				r.Pattern, r.Form, r.PostForm, r.MultipartForm = inner.Pattern, inner.Form, inner.PostForm, inner.MultipartForm
+			}
+		}()
+		next.ServeHTTP(w, inner)
 		returned = true
 	})
 }
@@ -47,20 +55,27 @@ func (p *Pool) Middleware(next http.Handler) http.Handler {
 func (p *Pool) HandlerFunc(f func(w http.ResponseWriter, r *http.Request, ws *Workspace)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ws := p.Acquire()
-		returned := false
-		defer func() { ws.endRequest(r, returned) }()
+		upgrade, returned := mayUpgrade(r), false
+		defer func() { ws.endRequest(upgrade, returned) }()
 		f(w, r, ws)
 		returned = true
 	})
 }
 
+// mayUpgrade reports whether the request asks for its connection to be handed on.
+// It must be asked before the handler runs: the handler may change the header,
+// even after the middleware has ended.
+func mayUpgrade(r *http.Request) bool {
+	return r.Method == http.MethodConnect || r.Header.Get("Upgrade") != ""
+}
+
 // endRequest is the one deferred path on which a handler's workspace ends. It
 // never writes to the response and never recovers.
-func (ws *Workspace) endRequest(r *http.Request, returned bool) {
+func (ws *Workspace) endRequest(upgrade, returned bool) {
 	if !returned {
 		ws.doubt(DoubtPanic)
 	}
-	if r.Method == http.MethodConnect || r.Header.Get("Upgrade") != "" {
+	if upgrade {
 		ws.doubt(DoubtUpgrade)
 	}
 	ws.release() // the handler may have done so already
@@ -109,6 +124,10 @@ func (rc *requestContext) Value(key any) any {
 	return rc.Context.Value(key)
 }
 
+// String names the context the way those of package context do. Without it fmt
+// would read the fields, while another goroutine may change them.
+func (rc *requestContext) String() string { return fmt.Sprint(rc.Context) + ".WithWorkspace" }
+
 // here reports whether the caller runs on the goroutine of the middleware.
 func (rc *requestContext) here() bool {
 	g := goroutine()
@@ -131,32 +150,33 @@ func (rc *requestContext) workspace() *Workspace {
 		}
 		return rc.ws
 	}
-	if !here {
-		rc.foreign = true
-	}
 	if rc.ws == nil {
 		rc.ws = rc.pool.Acquire()
+	}
+	if !here {
+		rc.foreign = true
+		rc.ws.doubt(DoubtRunning)
 	}
 	return rc.ws
 }
 
-// end runs in Middleware's deferred call.
-func (rc *requestContext) end(r *http.Request, returned bool) {
+// end runs in Middleware's deferred call. It reports whether another goroutine
+// took the workspace, so that the handler may still run.
+func (rc *requestContext) end(upgrade, returned bool) (foreign bool) {
 	rc.mu.Lock()
 	rc.ended = true
 	ws, foreign := rc.ws, rc.foreign
 	rc.mu.Unlock()
-	if ws == nil {
-		return
-	}
-	if foreign {
-		ws.doubt(DoubtRunning)
-		if rc.pool.warned.CompareAndSwap(false, true) {
+	if foreign && rc.pool.warned.CompareAndSwap(false, true) {
+		rc.pool.tell(func() {
 			rc.pool.logger().Warn("workspace: a block was abandoned because FromContext was called on another goroutine than Middleware runs on, "+
 				"which may still run (put Middleware inside http.TimeoutHandler, or use HandlerFunc); further ones are only counted", "pool", rc.pool.cfg.Name)
-		}
+		})
 	}
-	ws.endRequest(r, returned)
+	if ws != nil {
+		ws.endRequest(upgrade, returned)
+	}
+	return foreign
 }
 
 // deadWorkspace returns a handle that was never alive.
@@ -169,10 +189,18 @@ func deadWorkspace(p *Pool) *Workspace {
 
 // Body returns p, memory of this arena, as the body of an outgoing request. The
 // HTTP client may go on reading a body after Do has returned (golang/go#51907),
-// so the block is held until the client closes the body, which it always does.
-// Set the request's ContentLength to len(p) to avoid chunked encoding.
+// so the block is held until the client closes the body, which it always does
+// with Request.Body. One that Request.GetBody made it may drop without closing,
+// when CheckRedirect refuses a 307 or 308; the block then stays held. A proxy
+// should call Transport.RoundTrip, which follows no redirects.
+//
+// Set the request's ContentLength to len(p) to avoid chunked encoding. An empty
+// p gives http.NoBody.
 func (a *Arena) Body(p []byte) io.ReadCloser {
 	a.mustBeUsable("Body")
+	if len(p) == 0 {
+		return http.NoBody // ContentLength 0 with any other body means unknown
+	}
 	return &body{rest: p, done: a.ws.Hold()}
 }
 
@@ -196,6 +224,9 @@ func (b *body) Read(p []byte) (int, error) {
 	b.rest = b.rest[n:]
 	return n, nil
 }
+
+// Format prints what it is and nothing of the memory, for every verb.
+func (b *body) Format(f fmt.State, _ rune) { io.WriteString(f, "workspace.Body") }
 
 func (b *body) Close() error {
 	b.mu.Lock()

@@ -1,6 +1,9 @@
 package workspace
 
-import "fmt"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // Reserve opens a reservation of n bytes: memory for something whose final size
 // is known only once it is written. It returns the raw bytes, len and cap n.
@@ -24,12 +27,15 @@ func (a *Arena) Reserve(n int) []byte {
 	default:
 		panic(a.explain("Reserve", n, err))
 	}
-	return a.res
+	return a.reservation()
 }
+
+// reservation returns the open reservation.
+func (a *Arena) reservation() []byte { return unsafe.Slice(a.res, a.resLen) }
 
 // open makes res the open reservation, with R at end.
 func (a *Arena) open(res []byte, end int) {
-	a.res, a.resEnd = res, end
+	a.res, a.resLen, a.resEnd = unsafe.SliceData(res), len(res), end
 	a.limit = 0
 	a.after(OpReserve)
 }
@@ -42,10 +48,10 @@ func (a *Arena) Commit(n int) []byte {
 	if a.res == nil {
 		panic(fmt.Errorf("%w: Arena.Commit(%d): no reservation is open on the %s half", ErrMisuse, n, a.half))
 	}
-	if n < 0 || n > len(a.res) {
-		panic(fmt.Errorf("%w: Arena.Commit(%d): %d bytes are reserved", ErrMisuse, n, len(a.res)))
+	if n < 0 || n > a.resLen {
+		panic(fmt.Errorf("%w: Arena.Commit(%d): %d bytes are reserved", ErrMisuse, n, a.resLen))
 	}
-	b := a.res[:n:n]
+	b := a.reservation()[:n:n]
 	if a.resEnd > 0 { // not on the heap
 		a.pos += n
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+	"unsafe"
 )
 
 // The picture that this file keeps true. One half of a block:
@@ -54,7 +55,8 @@ func (h Half) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 type Arena struct {
 	// Hot: what Alloc reads and writes, one cache line.
 	self  atomic.Pointer[Arena] // the arena itself while it may be used, else nil
-	mem   []byte                // the half; E is its length
+	base  *byte                 // the half, see mem
+	size  int                   // E
 	pos   int                   // P
 	limit int                   // E; 0 while a reservation is open, which keeps Alloc out
 	mark  int                   // W as of the last time P or R went down
@@ -63,9 +65,10 @@ type Arena struct {
 	// Cold.
 	ws      *Workspace
 	half    Half
-	over    bool   // something did not fit, since acquire or Reset
-	spilled int    // bytes of MaxSpill used, since acquire or Reset
-	res     []byte // the open reservation, nil when there is none
+	over    bool  // something did not fit, since acquire or Reset
+	spilled int   // bytes of MaxSpill used, since acquire or Reset
+	res     *byte // the open reservation, see reservation; nil when there is none
+	resLen  int
 	resEnd  int    // R; 0 when none is open or it is on the heap
 	seq     uint64 // snapshots taken so far
 	oldest  uint64 // snapshots with a lower number are stale
@@ -83,20 +86,26 @@ type tally struct {
 // be zero. skip is the sampler's gap carried over from the previous request.
 func (a *Arena) begin(ws *Workspace, h Half, mem []byte, skip int) {
 	a.ws, a.half = ws, h
-	a.mem, a.limit = mem, len(mem)
+	a.base, a.size, a.limit = unsafe.SliceData(mem), len(mem), len(mem)
 	a.skip, a.from = skip, skip
 	a.oldest = 1
 	a.self.Store(a)
 }
 
+// mem returns the half. It and the open reservation are kept as a pointer and a
+// length since a slice would be printed whole by package fmt when the handle
+// stands in a private field and the verb does not fit, as in %s: Format is not
+// asked then.
+func (a *Arena) mem() []byte { return unsafe.Slice(a.base, a.size) }
+
 // usable reports whether the arena is alive and no copy. It must be asked
 // before any other field is read: after a release another goroutine may own
 // them.
-func (a *Arena) usable() bool { return a.self.Load() == a }
+func (a *Arena) usable() bool { return a != nil && a.self.Load() == a }
 
 // mustBeUsable panics unless the arena is alive and no copy.
 func (a *Arena) mustBeUsable(method string) {
-	if a == nil || !a.usable() {
+	if !a.usable() {
 		panic(a.unusable(method))
 	}
 }
@@ -126,8 +135,8 @@ func (a *Arena) lower(p int) {
 // written: the caller had the raw slice, and may still have it.
 func (a *Arena) closeReservation() {
 	a.mark = max(a.mark, a.resEnd)
-	a.res, a.resEnd = nil, 0
-	a.limit = len(a.mem)
+	a.res, a.resLen, a.resEnd = nil, 0, 0
+	a.limit = a.size
 }
 
 // after ends every operation: the integrity check, and one tick of the sampler.
@@ -147,7 +156,7 @@ func (a *Arena) due() bool {
 // sound is the integrity check: P, W and R lie inside the half. Compared
 // unsigned, so that a negative value fails as well.
 func (a *Arena) sound() bool {
-	e := uint(len(a.mem))
+	e := uint(a.size)
 	return uint(a.pos) <= e && uint(a.mark) <= e && uint(a.resEnd) <= e
 }
 
@@ -163,7 +172,7 @@ func (a *Arena) afterSlow(op Op) {
 	s := &a.ws.pool.sampler
 	a.skip = s.gap()
 	a.from = a.skip
-	if !s.off && a.mem != nil {
+	if !s.off && a.size > 0 {
 		a.audit(op, true)
 	}
 }
@@ -178,9 +187,9 @@ func (a *Arena) countOps() {
 // distrust reports accounting that contradicts itself. From then on the whole
 // half counts as written and as full.
 func (a *Arena) distrust(op Op) *Violation {
-	v := &Violation{Kind: BadAccounting, Size: len(a.mem), Mark: a.mark, First: -1, Last: -1, Guard: true}
-	a.res, a.resEnd = nil, 0
-	a.pos, a.limit, a.mark = len(a.mem), len(a.mem), len(a.mem)
+	v := &Violation{Kind: BadAccounting, Size: a.size, Mark: a.mark, First: -1, Last: -1, Guard: true}
+	a.res, a.resLen, a.resEnd = nil, 0, 0
+	a.pos, a.limit, a.mark = a.size, a.size, a.size
 	a.ws.violated(a, v, op)
 	return v
 }
@@ -193,10 +202,10 @@ func (a *Arena) audit(op Op, sampled bool) *Violation {
 	}
 	off := a.high()
 	guard := a.ws.blk.guard(a.half)
-	v := inspect(a.mem, guard, off)
-	a.ws.pool.countAudit(a.ws.mode, a.half, sampled, len(a.mem)-off)
+	v := inspect(a.mem(), guard, off)
+	a.ws.pool.countAudit(a.ws.mode, a.half, sampled, a.size-off)
 	if v != nil {
-		zero(a.mem[off:])
+		zero(a.mem()[off:])
 		restoreGuard(guard)
 		a.ws.violated(a, v, op)
 	}
@@ -231,7 +240,7 @@ func (a *Arena) room() int {
 // block: see Config.MaxLive.
 func (a *Arena) Size() int {
 	a.mustBeUsable("Size")
-	return len(a.mem)
+	return a.size
 }
 
 // Overflowed reports whether anything did not fit since the request, or the
@@ -252,10 +261,11 @@ func (a *Arena) Format(f fmt.State, _ rune) {
 }
 
 // finish ends a message: the checks of op, then the wipe. Afterwards the arena
-// is empty and every byte of the half is zero.
+// is empty and every byte of the half is zero, unless the block will be
+// abandoned to someone who may still read it.
 func (a *Arena) finish(op Op) {
 	if a.res != nil {
-		v := &Violation{Kind: OpenReservation, Size: len(a.mem), Mark: a.high(), First: -1, Last: -1, Guard: true}
+		v := &Violation{Kind: OpenReservation, Size: a.size, Mark: a.high(), First: -1, Last: -1, Guard: true}
 		a.closeReservation()
 		a.ws.violated(a, v, op)
 	}
@@ -266,15 +276,18 @@ func (a *Arena) finish(op Op) {
 	guard := a.ws.blk.guard(a.half)
 	if !guardIntact(guard) {
 		restoreGuard(guard)
-		a.ws.violated(a, &Violation{Kind: GuardDamaged, Size: len(a.mem), Mark: a.high(), First: -1, Last: -1}, op)
+		a.ws.violated(a, &Violation{Kind: GuardDamaged, Size: a.size, Mark: a.high(), First: -1, Last: -1}, op)
+	}
+	a.countOps()
+	if op == OpRelease && a.ws.doubts.Load()&leftAlone != 0 {
+		return
 	}
 	w := a.high()
-	a.tally.saved += int64(len(a.mem) - w)
+	a.tally.saved += int64(a.size - w)
 	if a.ws.wipesAll() {
-		w = len(a.mem)
+		w = a.size
 	}
-	zero(a.mem[:w])
+	zero(a.mem()[:w])
 	a.tally.wiped += int64(w)
 	a.pos, a.mark = 0, 0
-	a.countOps()
 }

@@ -51,6 +51,11 @@ const (
 	numDoubts
 )
 
+// leftAlone are the doubts with which someone may still use the memory. Such a
+// block is not wiped: a late reader finds its own bytes, and the collector
+// zeroes the memory before anyone else gets it.
+const leftAlone = 1<<DoubtRunning | 1<<DoubtPanic | 1<<DoubtUpgrade | 1<<DoubtAbandon
+
 var doubtNames = [numDoubts]string{"running", "violation", "reservation", "panic", "upgrade", "abandon"}
 
 // String returns the name of the doubt.
@@ -273,6 +278,7 @@ func (ws *Workspace) end() {
 	}
 	ws.pool.giveBack(ws, true)
 	// A dead handle must not keep the memory alive.
-	ws.blk, ws.client.mem, ws.backend.mem = nil, nil, nil
-	ws.client.res, ws.backend.res = nil, nil
+	ws.blk = nil
+	ws.client.base, ws.client.size = nil, 0
+	ws.backend.base, ws.backend.size = nil, 0
 }
