@@ -1,0 +1,97 @@
+package workspace
+
+import (
+	"fmt"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+)
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+func noGap() int { return 1 }
+
+// blockSizes are sizes of halves: the smallest, those whose blocks the runtime
+// serves from its size classes, the default, and an odd pair.
+var blockSizes = [][2]int{
+	{MinHalfSize, MinHalfSize}, {MinHalfSize, 2 * MinHalfSize}, {2 * MinHalfSize, MinHalfSize}, {3 * MinHalfSize, MinHalfSize},
+	{3 * MinHalfSize, 3 * MinHalfSize}, {DefaultHalfSize, DefaultHalfSize}, {MinHalfSize, DefaultHalfSize}, {DefaultHalfSize, 5 * MinHalfSize},
+}
+
+func TestBlockLayout(t *testing.T) {
+	for _, size := range blockSizes {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			b := newBlock(size[0], size[1], noGap)
+			parts := [][]byte{b.half(Client), b.guard(Client), b.half(Backend), b.guard(Backend)}
+			lengths := []int{size[0], guardSize, size[1], guardSize}
+			next, total := address(b.mem), 0
+			for i, part := range parts {
+				require.Len(t, part, lengths[i], "part %d", i)
+				require.Equal(t, next, address(part), "part %d begins where the one before ends", i)
+				next, total = next+uintptr(len(part)), total+len(part)
+			}
+			require.Len(t, b.mem, total, "and nothing is left over")
+			for _, h := range []Half{Client, Backend} {
+				require.Equal(t, len(b.half(h)), cap(b.half(h)), "an append must not reach the guard")
+				require.Equal(t, -1, firstNonZero(b.half(h)))
+				require.True(t, guardIntact(b.guard(h)))
+			}
+			require.Equal(t, [2]int{1, 1}, b.skip)
+		})
+	}
+}
+
+// ortuman/nuke#16.
+func TestHalvesAreAligned(t *testing.T) {
+	var keep []*block // so that each has an address of its own
+	for client := MinHalfSize; client <= 8*MinHalfSize; client += HalfSizeStep {
+		for backend := MinHalfSize; backend <= 8*MinHalfSize; backend += HalfSizeStep {
+			for range 3 {
+				b := newBlock(client, backend, noGap)
+				keep = append(keep, b)
+				require.Zero(t, address(b.half(Client))%maxAlign, "client half of %d+%d", client, backend)
+				require.Zero(t, address(b.half(Backend))%maxAlign, "backend half of %d+%d", client, backend)
+			}
+		}
+	}
+	for _, size := range blockSizes {
+		b := newBlock(size[0], size[1], noGap)
+		require.Zero(t, address(b.half(Client))%maxAlign, "%v", size)
+		require.Zero(t, address(b.half(Backend))%maxAlign, "%v", size)
+	}
+	require.NotEmpty(t, keep)
+	require.Zero(t, guardSize%maxAlign)
+	require.Zero(t, HalfSizeStep%maxAlign)
+}
+
+// What runs over the end of a half hits its guard, so no byte of the guard may
+// be what programs write most.
+func TestGuardPattern(t *testing.T) {
+	p := guardPattern()
+	require.Equal(t, p, guardPattern(), "one pattern for the life of the process")
+	different := map[byte]bool{}
+	for i, c := range p {
+		require.NotZero(t, c, "byte %d", i)
+		different[c] = true
+	}
+	require.Greater(t, len(different), guardSize/4, "drawn at random")
+}
+
+func TestRestoreGuard(t *testing.T) {
+	b := newBlock(MinHalfSize, MinHalfSize, noGap)
+	for _, h := range []Half{Client, Backend} {
+		clear(b.guard(h))
+		require.False(t, guardIntact(b.guard(h)))
+		restoreGuard(b.guard(h))
+		require.True(t, guardIntact(b.guard(h)))
+	}
+	require.Equal(t, -1, firstNonZero(b.half(Client)))
+	require.Equal(t, -1, firstNonZero(b.half(Backend)), "the halves are untouched")
+}
+
+func TestBlockDrawsAGapForEachHalf(t *testing.T) {
+	n := 0
+	b := newBlock(MinHalfSize, MinHalfSize, func() int { n++; return n * 10 })
+	require.Equal(t, [2]int{10, 20}, b.skip)
+}

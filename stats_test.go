@@ -1,0 +1,426 @@
+package workspace
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/big"
+	"reflect"
+	"regexp"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The numbers were computed with 40 digits.
+func TestViolationBoundKnownAnswers(t *testing.T) {
+	for _, c := range []struct {
+		audits, violations int64
+		confidence         float64
+		want               float64
+	}{
+		{10, 0, 0.95, 0.25886555089305228},
+		{1000, 0, 0.95, 0.0029912495450952962},
+		{432_000, 0, 0.95, 6.9345414039982476e-6},
+		{432_000, 0, 0.999999, 3.1979837147911892e-5},
+		{86_400_000_000, 0, 0.95, 3.4672827239607127e-11}, // 1-alpha^(1/n) in plain floats is off by 1e-7 here
+		{86_400_000_000, 0, 0.999999, 1.5990174255624667e-10},
+		{1000, 1, 0.95, 0.004734993575499778},
+		{1000, 3, 0.95, 0.00773524471847946},
+		{1_000_000, 1, 0.999999, 1.668828988402931e-5},
+		{1, 0, 0.95, 0.95},
+		{1, 0, 0.5, 0.5},
+		{2, 1, 0.75, 0.8660254037844386}, // 1-p^2 = 1/4
+		// Nothing is known without audits, or when all found something.
+		{0, 0, 0.95, 1},
+		{0, 5, 0.95, 1},
+		{5, 5, 0.95, 1},
+		{5, 6, 0.95, 1},
+		{2000, 3000, 0.95, 1},
+	} {
+		got := ViolationBound(c.audits, c.violations, c.confidence)
+		require.InEpsilon(t, c.want, got, 1e-9, "%d of %d at %v", c.violations, c.audits, c.confidence)
+		s := Stats{}
+		s.Modes[Shadow].Client = HalfStats{Audits: c.audits, ForcedAudits: 1000}
+		s.Modes[Watermark].Backend.Violations = c.violations
+		require.Equal(t, got, s.ViolationBound(c.confidence), "only sampled audits count, but all violations")
+	}
+}
+
+// What an upper confidence limit is: whatever the truth, the limit lies at or
+// above it with at least that probability. Summed exactly, over all outcomes.
+func TestViolationBoundCoversTheTruth(t *testing.T) {
+	for _, n := range []int64{1, 2, 10, 60} {
+		for _, confidence := range []float64{0.5, 0.95, 0.999} {
+			bounds := make([]float64, n+1)
+			for k := range bounds {
+				bounds[k] = ViolationBound(n, int64(k), confidence)
+			}
+			for p := 0.005; p < 1; p += 0.005 {
+				covered := 0.0
+				for k, bound := range bounds {
+					if bound >= p {
+						ways, _ := new(big.Float).SetInt(new(big.Int).Binomial(n, int64(k))).Float64()
+						covered += ways * math.Pow(p, float64(k)) * math.Pow(1-p, float64(n)-float64(k))
+					}
+				}
+				require.GreaterOrEqual(t, covered, confidence-1e-12, "n %d, truth %v", n, p)
+			}
+		}
+	}
+}
+
+func TestViolationBoundIsMonotone(t *testing.T) {
+	const n = 1_000_000
+	last := 0.0
+	for _, k := range []int64{0, 1, 2, 3, 10, 100, 500, 999, 1000, 1001, 1002, 5000, 100_000, 900_000, n} {
+		got := ViolationBound(n, k, 0.95)
+		require.Greater(t, got, last, "violations %d", k)
+		require.Greater(t, got, float64(k-1)/n)
+		require.LessOrEqual(t, got, 1.0)
+		last = got
+	}
+	for _, k := range []int64{0, 1, 1000, 1001} {
+		require.Greater(t, ViolationBound(n, k, 0.95), ViolationBound(2*n, k, 0.95), "more audits, same findings")
+		require.Greater(t, ViolationBound(n, k, 0.99), ViolationBound(n, k, 0.95), "more confidence")
+	}
+}
+
+// poissonLimit is the mean at which k or fewer events have the probability alpha.
+func poissonLimit(k int, alpha float64) float64 {
+	lo, hi := 0.0, 2*float64(k)+100
+	for range 200 {
+		mean := (lo + hi) / 2
+		sum := 0.0
+		for i := range k + 1 {
+			lg, _ := math.Lgamma(float64(i + 1))
+			sum += math.Exp(float64(i)*math.Log(mean) - mean - lg)
+		}
+		if sum > alpha {
+			lo = mean
+		} else {
+			hi = mean
+		}
+	}
+	return hi
+}
+
+// Above 1000 violations the bound is the closed form. There must be no step.
+func TestViolationBoundSwitchesFormulaWithoutAStep(t *testing.T) {
+	require.InEpsilon(t, 2.99573, poissonLimit(0, 0.05), 1e-5) // the reference itself, from tables
+	require.InEpsilon(t, 10.51303, poissonLimit(5, 0.05), 1e-6)
+	require.InEpsilon(t, 25.41263, poissonLimit(5, 1e-6), 1e-6)
+
+	const n = 1_000_000_000_000 // so many that binomial and Poisson agree
+	for _, confidence := range []float64{0.5, 0.95, 0.999999} {
+		for _, k := range []int64{999, 1000, 1001, 1002} {
+			off := ViolationBound(n, k, confidence)*n/poissonLimit(int(k), 1-confidence) - 1
+			require.Greater(t, off, -1e-6, "%d at %v: below the exact limit", k, confidence)
+			require.Less(t, off, 3e-5, "%d at %v: above the exact limit", k, confidence)
+		}
+		step := ViolationBound(n, 1001, confidence) - ViolationBound(n, 1000, confidence)
+		before := ViolationBound(n, 1000, confidence) - ViolationBound(n, 999, confidence)
+		require.InEpsilon(t, before, step, 0.05, "confidence %v", confidence)
+	}
+	// For few audits the closed form is on the safe side.
+	require.Greater(t, ViolationBound(2000, 1001, 0.95), ViolationBound(2000, 1000, 0.95))
+	require.LessOrEqual(t, ViolationBound(1002, 1001, 0.95), 1.0)
+}
+
+func TestViolationBoundRefusesNonsense(t *testing.T) {
+	for _, confidence := range []float64{0, 1, -0.1, 1.1, 95, math.NaN(), math.Inf(1), math.Inf(-1)} {
+		requirePanicIs(t, ErrMisuse, func() { ViolationBound(10, 0, confidence) })
+		requirePanicIs(t, ErrMisuse, func() { Stats{}.ViolationBound(confidence) })
+	}
+	requirePanicIs(t, ErrMisuse, func() { ViolationBound(-1, 0, 0.95) })
+	requirePanicIs(t, ErrMisuse, func() { ViolationBound(10, -1, 0.95) })
+}
+
+// eachInt calls f for each integer field of v, which may be nested.
+func eachInt(v reflect.Value, path string, f func(path string, field reflect.Value)) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			eachInt(v.Field(i), path+"."+v.Type().Field(i).Name, f)
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			eachInt(v.Index(i), fmt.Sprintf("%s[%d]", path, i), f)
+		}
+	case reflect.Int, reflect.Int64:
+		f(path, v)
+	}
+}
+
+// A field that is added to HalfStats must be added to the sums.
+func TestTotalsSumEveryField(t *testing.T) {
+	var s Stats
+	next := int64(0)
+	want := map[string]int64{}
+	for m := range s.Modes {
+		s.Modes[m].Mode = Mode(m)
+		for _, h := range []*HalfStats{&s.Modes[m].Client, &s.Modes[m].Backend} {
+			eachInt(reflect.ValueOf(h).Elem(), "", func(path string, field reflect.Value) {
+				next = next*2 + 1
+				next %= 1_000_003
+				field.SetInt(next)
+				want[path] += next
+			})
+		}
+	}
+	total := s.Totals()
+	got := map[string]int64{}
+	eachInt(reflect.ValueOf(total), "", func(path string, field reflect.Value) { got[path] = field.Int() })
+	require.Equal(t, want, got)
+
+	var sum HalfStats
+	for _, m := range s.Modes {
+		sum = sum.plus(m.Totals())
+		require.Equal(t, m.Client.plus(m.Backend), m.Totals())
+	}
+	require.Equal(t, total, sum)
+}
+
+func TestStatsAsJSON(t *testing.T) {
+	p := newTestPool(t, Config{Name: "edge", Mode: Watermark, Canary: 0.25, ClientSize: 8192, BackendSize: 4096})
+	ws := p.Acquire()
+	ws.Client().Alloc(100)
+	ws.Backend().Alloc(5000)
+	ws.Release()
+	p.Acquire().Abandon()
+	s := p.Stats()
+
+	text, err := json.Marshal(s)
+	require.NoError(t, err)
+	var back Stats
+	require.NoError(t, json.Unmarshal(text, &back))
+	require.Equal(t, s, back)
+
+	// Dashboards read these names.
+	require.Contains(t, string(text), `"pool":"edge","mode":"watermark","effective_mode":"watermark","canary":0.25,"breaker_open":false,"audit_every":1,`)
+	require.Contains(t, string(text), `"modes":[{"mode":"shadow",`)
+	require.Contains(t, string(text), `"acquired":2,"released":1,"abandoned":1,"in_use":0,"doubts":{"running":0,"violation":0,"reservation":0,"panic":0,"upgrade":0,"abandon":1},`)
+	snake := regexp.MustCompile(`^[a-z]+(_[a-z]+)*$`)
+	var tree any
+	require.NoError(t, json.Unmarshal(text, &tree))
+	var walk func(any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for name, inner := range v {
+				require.Regexp(t, snake, name)
+				walk(inner)
+			}
+		case []any:
+			for _, inner := range v {
+				walk(inner)
+			}
+		}
+	}
+	walk(tree)
+}
+
+func TestStatsDescribeThePool(t *testing.T) {
+	p := newTestPool(t, Config{Name: "edge", Canary: 0.5, ClientSize: 8192, BackendSize: 4096, AuditEvery: 77, MaxIdle: 3})
+	a, b := p.Acquire(), p.Acquire()
+	a.Release()
+	s := p.Stats()
+	require.Equal(t, Stats{
+		Pool: "edge", Mode: Shadow, Effective: Shadow, Canary: 0.5, AuditEvery: 77, Kernel: kernelName,
+		ClientSize: 8192, BackendSize: 4096, Acquired: 2, Released: 1, InUse: 1, Idle: 1, MaxIdle: 3, Created: 2,
+		Modes: s.Modes,
+	}, s)
+	for m, stats := range s.Modes {
+		require.Equal(t, Mode(m), stats.Mode)
+	}
+	b.Release()
+	require.Equal(t, 2, p.Stats().Idle)
+
+	p2 := newTestPool(t, Config{AuditEvery: -5, MaxIdle: -1})
+	s = p2.Stats()
+	require.Equal(t, "default", s.Pool)
+	require.Equal(t, -5, s.AuditEvery, "negative: off")
+	require.Zero(t, s.MaxIdle)
+	require.Equal(t, DefaultHalfSize, s.ClientSize)
+}
+
+// Bytes are counted by what was done: in Watermark the mark, else the half.
+func TestWipedAndSavedBytes(t *testing.T) {
+	const size, used = 8192, 1000
+	for _, mode := range allModes {
+		p := newTestPool(t, Config{Mode: mode, ClientSize: size, BackendSize: size})
+		ws := p.Acquire()
+		ws.Client().Alloc(used)
+		ws.Reset()
+		ws.Client().Alloc(2 * used)
+		ws.Release()
+		m := p.Stats().Modes[mode]
+		want := HalfStats{Ops: 5, Audits: 5, WipedBytes: 2 * size, SavedBytes: 2*size - 3*used, AuditBytes: 5*size - 2*used - 2*2*used}
+		if mode == Watermark {
+			want.WipedBytes = 3 * used
+		}
+		require.Equal(t, want, m.Client, mode)
+		require.Equal(t, int64(2*size), m.Backend.SavedBytes, mode)
+		require.Equal(t, int64(1), m.Released, mode)
+		for other := range p.Stats().Modes {
+			if Mode(other) != mode {
+				require.Zero(t, p.Stats().Modes[other].Totals(), "nothing ran in %s", Mode(other))
+			}
+		}
+	}
+}
+
+func TestOverflowsAndSpillsAreCounted(t *testing.T) {
+	p := newTestPool(t, Config{ClientSize: MinHalfSize, BackendSize: MinHalfSize, MaxSpill: 10_000})
+	ws := p.Acquire()
+	ws.Client().Alloc(5000)
+	ws.Client().Alloc(4100)                // the same request: once
+	_, err := ws.Backend().TryAlloc(10000) // did not fit, took nothing from the heap
+	require.ErrorIs(t, err, ErrFull)
+	requirePanicIs(t, ErrFull, func() { ws.Client().Alloc(10_000) })
+	require.Zero(t, p.Stats().SpilledBytes, "added at the end")
+	ws.Release()
+	s := p.Stats()
+	require.EqualValues(t, 9100, s.SpilledBytes)
+	require.EqualValues(t, 1, s.Modes[Shadow].Client.Overflows)
+	require.EqualValues(t, 1, s.Modes[Shadow].Backend.Overflows)
+}
+
+// requireBalance checks what must hold at every moment, however busy the pool is.
+func requireBalance(t *testing.T, s Stats, most int64) {
+	t.Helper()
+	require.Equal(t, s.Acquired, s.Released+s.Abandoned+s.InUse)
+	require.GreaterOrEqual(t, s.InUse, int64(0))
+	require.LessOrEqual(t, s.InUse, most)
+	d := s.Doubts
+	require.Equal(t, s.Abandoned, d.Running+d.Violation+d.Reservation+d.Panic+d.Upgrade+d.Abandon, "each abandoned one has a reason")
+	released := int64(0)
+	for _, m := range s.Modes {
+		released += m.Released
+	}
+	require.Equal(t, s.Released, released, "each released one has a mode")
+	require.Equal(t, s.Created, int64(s.Idle)+s.InUse+s.Discarded+s.Abandoned, "each block is somewhere")
+	require.LessOrEqual(t, s.Idle, s.MaxIdle)
+}
+
+// Counters that are read while others write must add up at each scrape.
+// go-kruda/kruda#143.
+func TestBalanceHoldsAtEachScrape(t *testing.T) {
+	const workers = 8
+	p := newTestPool(t, Config{MaxIdle: 4, ClientSize: MinHalfSize, BackendSize: MinHalfSize, AuditEvery: 10, Canary: 0.5}).Pool
+	rounds := scaled(5000, 500)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			random := pcg(uint64(w))
+			for range rounds {
+				ws := p.Acquire()
+				ws.Client().Alloc(int(random() % 5000))
+				switch random() % 8 {
+				case 0:
+					ws.Abandon()
+				case 1:
+					done := ws.Hold()
+					ws.Release()
+					done()
+				case 2:
+					ws.doubt(DoubtPanic)
+					ws.Release()
+				case 3:
+					ws.Reset()
+					ws.Release()
+					ws.Release()
+				default:
+					ws.Release()
+				}
+				if w == 0 && random()%50 == 0 {
+					p.Trim(1)
+				}
+			}
+		})
+	}
+	finished := make(chan struct{})
+	go func() { wg.Wait(); close(finished) }()
+	last := p.Stats()
+	for scrapes, done := 0, false; !done || scrapes < 2; scrapes++ {
+		select {
+		case <-finished:
+			done = true
+		default:
+		}
+		s := p.Stats()
+		requireBalance(t, s, workers)
+		requireNoCounterFell(t, last, s)
+		last = s
+	}
+	require.EqualValues(t, workers*rounds, last.Acquired)
+	require.Zero(t, last.InUse)
+	require.Positive(t, last.Modes[Watermark].Released)
+	require.Positive(t, last.Doubts.Panic)
+	require.Positive(t, last.Doubts.Abandon)
+	require.Positive(t, last.DoubleReleases)
+}
+
+// gauges are the integers of Stats that may go down.
+var gauges = map[string]bool{".InUse": true, ".Idle": true, ".AbandonedLive": true}
+
+func requireNoCounterFell(t *testing.T, before, after Stats) {
+	t.Helper()
+	old := map[string]int64{}
+	eachInt(reflect.ValueOf(before), "", func(path string, f reflect.Value) { old[path] = f.Int() })
+	eachInt(reflect.ValueOf(after), "", func(path string, f reflect.Value) {
+		if f.Int() < old[path] && !gauges[path] {
+			require.Failf(t, "counter fell", "%s from %d to %d", path, old[path], f.Int())
+		}
+	})
+}
+
+// Counters cross 2^32 and 2^53 unharmed, and approach the end of their type
+// without a panic. linkerd/linkerd2#603.
+func TestCountersFarUp(t *testing.T) {
+	run := func(preset int64) (before, after Stats) {
+		p := newTestPool(t, Config{ClientSize: MinHalfSize, BackendSize: MinHalfSize})
+		p.expectViolations() // the preset ones
+		eachInt(reflect.ValueOf(&p.n).Elem(), "", func(path string, f reflect.Value) { f.SetInt(preset) })
+		p.n.Abandoned = 0 // acquired = released + abandoned + in use
+		before = p.Stats()
+		for i := range 100 {
+			ws := p.Acquire()
+			ws.Client().Alloc(5000)
+			if i%10 == 0 {
+				ws.Abandon()
+				continue
+			}
+			ws.Release()
+			ws.Release()
+		}
+		return before, p.Stats()
+	}
+	difference := func(before, after Stats) map[string]int64 {
+		d := map[string]int64{}
+		eachInt(reflect.ValueOf(before), "", func(path string, f reflect.Value) { d[path] = -f.Int() })
+		eachInt(reflect.ValueOf(after), "", func(path string, f reflect.Value) { d[path] += f.Int() })
+		delete(d, ".AbandonedLive") // is up to the collector
+		return d
+	}
+	want := difference(run(0))
+	require.EqualValues(t, 100, want[".Acquired"])
+	require.EqualValues(t, 90, want[".DoubleReleases"])
+	for _, preset := range []int64{1<<32 - 50, 1<<53 - 50, math.MaxInt64 - 1<<30} {
+		before, after := run(preset)
+		require.Equal(t, want, difference(before, after), "from %d", preset)
+		eachInt(reflect.ValueOf(after), "", func(path string, f reflect.Value) {
+			require.GreaterOrEqual(t, f.Int(), int64(0), path)
+		})
+		text, err := json.Marshal(after)
+		require.NoError(t, err)
+		var back Stats
+		require.NoError(t, json.Unmarshal(text, &back))
+		require.Equal(t, after, back, "as JSON, which some readers take for floats")
+	}
+	// Even past the end differences are right, as they wrap like the counters.
+	before, after := run(math.MaxInt64 - 50)
+	require.Equal(t, want, difference(before, after))
+	require.NotPanics(t, func() { after.Totals() })
+}
