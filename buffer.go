@@ -58,7 +58,7 @@ func (b *Buffer) check(method string) error {
 	case b.self != b:
 		return fmt.Errorf("%w: Buffer.%s: this Buffer is a copy", ErrMisuse, method)
 	case !b.a.usable():
-		return fmt.Errorf("Buffer.%s: %w", method, b.a.unusable("Buffer"))
+		return fmt.Errorf("%w, by Buffer.%s", b.a.unusable("Buffer"), method)
 	case b.seq < b.a.oldest || cap(b.buf) > 0 && !b.heap && !b.a.current(b.seq, b.end):
 		return fmt.Errorf("%w: Buffer.%s: the %s half was rewound to before its end, or reset", ErrStale, method, b.a.half)
 	}

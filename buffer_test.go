@@ -56,9 +56,13 @@ func TestBufferWriters(t *testing.T) {
 			}
 			return nil
 		},
-		"ReadFrom":        func(b *Buffer, p []byte) error { _, err := b.ReadFrom(bytes.NewReader(p)); return err },
-		"io.Copy":         func(b *Buffer, p []byte) error { _, err := io.Copy(b, bytes.NewReader(p)); return err },
-		"io.WriteString":  func(b *Buffer, p []byte) error { _, err := io.WriteString(b, string(p)); return err },
+		"ReadFrom": func(b *Buffer, p []byte) error { _, err := b.ReadFrom(bytes.NewReader(p)); return err },
+		"io.Copy":  func(b *Buffer, p []byte) error { _, err := io.Copy(b, bytes.NewReader(p)); return err },
+		"io.WriteString": func(b *Buffer, p []byte) error {
+			s := string(p)
+			_, err := io.WriteString(b, s)
+			return err
+		},
 		"fmt.Fprintf":     func(b *Buffer, p []byte) error { _, err := fmt.Fprintf(b, "%s", p); return err },
 		"AvailableBuffer": func(b *Buffer, p []byte) error { _, err := b.Write(append(b.AvailableBuffer(), p...)); return err },
 		"bufio.Writer": func(b *Buffer, p []byte) error {

@@ -89,6 +89,7 @@ func (w *spyWriter) Write(p []byte) (n int, e error) {
 var (
 	errBackend  = errors.New("the backend is gone")
 	somePointer = &http.MaxBytesError{Limit: 7}
+	nilMap      map[string]int
 )
 
 // ways are ways in which a handler may end. Each makes its panic value once, so
@@ -101,7 +102,7 @@ var ways = []struct {
 	{"a string", func() { panic("no such user") }},
 	{"a pointer", func() { panic(somePointer) }},
 	{"nil", func() { panic(nil) }}, // becomes a runtime.PanicNilError
-	{"a runtime error", func() { var m map[string]int; m["x"] = 1 }},
+	{"a runtime error", func() { nilMap["x"] = 1 }},
 	{"an index out of range", func() { var b []byte; b[len(b)] = 1 }},
 	{"http.ErrAbortHandler", func() { panic(http.ErrAbortHandler) }},
 	{"runtime.Goexit", runtime.Goexit},

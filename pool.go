@@ -153,13 +153,16 @@ func (p *Pool) effectiveLocked() Mode {
 // that their counts may be read.
 func (p *Pool) giveBack(ws *Workspace, quiet bool) {
 	doubts := ws.doubts.Load()
+	p.settle(ws, doubts, quiet)
 	if doubts != 0 && ws.blk != nil {
-		p.abandoned.Add(1)
 		// The gauge goes down when the collector has found that nothing, no
 		// handle and no slice, refers to the memory any more.
 		runtime.AddCleanup(&ws.blk.mem[0], func(p *Pool) { p.abandoned.Add(-1) }, p)
 	}
+}
 
+// settle is the part of giveBack that is done under the lock.
+func (p *Pool) settle(ws *Workspace, doubts uint32, quiet bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := &p.n.Modes[ws.mode]
@@ -171,6 +174,9 @@ func (p *Pool) giveBack(ws *Workspace, quiet bool) {
 		p.addLocked(&m.Backend, &ws.backend)
 	}
 	if doubts != 0 {
+		if ws.blk != nil {
+			p.abandoned.Add(1)
+		}
 		p.n.Abandoned++
 		p.n.Doubts.count(doubts)
 		return

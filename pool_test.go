@@ -771,6 +771,36 @@ func TestAuditIdleBesideRequests(t *testing.T) {
 	require.Equal(t, s.Created, int64(s.Idle)+s.Discarded, "no block was lost or doubled")
 }
 
+// What comes back while AuditIdle reads is hotter than what it reads.
+func TestAuditIdleKeepsTheHottestLast(t *testing.T) {
+	const blocks = 16
+	p := newTestPool(t, Config{MaxIdle: blocks, AuditEvery: -1}).Pool
+	for range 20 {
+		ws := p.Acquire()
+		rest, _ := acquireMany(p, blocks-1)
+		releaseAll(rest)
+		hot := blockAddr(ws)
+		audited := make(chan struct{})
+		go func() {
+			defer close(audited)
+			p.AuditIdle()
+		}()
+		for started := false; !started; runtime.Gosched() {
+			select {
+			case <-audited:
+				started = true
+			default:
+				started = p.Stats().Idle == 0
+			}
+		}
+		ws.Release()
+		<-audited
+		last, got := acquireMany(p, 1)
+		require.Equal(t, hot, got[0])
+		releaseAll(last)
+	}
+}
+
 func TestDamagedGuardIsFound(t *testing.T) {
 	forModesAndHalves(t, func(t *testing.T, m Mode, h Half) {
 		for _, at := range []int{0, 1, 31, guardSize - 1} {

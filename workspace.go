@@ -192,8 +192,11 @@ func (ws *Workspace) Go(f func()) {
 // Reset panics while a hold or a reservation is open.
 func (ws *Workspace) Reset() {
 	ws.mustBeLive("Reset")
-	if n := ws.shares.Load() - 1; n > 0 || ws.ended.Load() {
-		panic(fmt.Errorf("%w: Workspace.Reset: holds are open: %d", ErrMisuse, max(n, 1)))
+	if ws.ended.Load() { // only a hold keeps it alive
+		panic(fmt.Errorf("%w: Workspace.Reset", ErrReleased))
+	}
+	if n := ws.shares.Load() - 1; n > 0 {
+		panic(fmt.Errorf("%w: Workspace.Reset: holds are open: %d", ErrMisuse, n))
 	}
 	ws.client.mustNotBeReserved("Reset")
 	ws.backend.mustNotBeReserved("Reset")

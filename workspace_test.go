@@ -383,6 +383,41 @@ func TestGoHoldsUntilItsFunctionIsDone(t *testing.T) {
 	}
 }
 
+// The handles are dead before the wipe begins: whoever comes while it runs must
+// not get a piece that was wiped already. The source of random numbers, which the
+// sampler asks in the midst of the release, plays the one who comes.
+func TestHandlesAreDeadBeforeTheWipe(t *testing.T) {
+	var ws *Workspace
+	var client, backend *Arena
+	var asked int
+	ending := false
+	pool := wsPool(t, Config{AuditEvery: 2, draw: func() uint64 {
+		if ending {
+			ending = false // ask once a half
+			asked++
+			for _, a := range []*Arena{client, backend} {
+				if _, err := a.TryAlloc(8); !errors.Is(err, ErrReleased) {
+					t.Errorf("TryAlloc during the release: %v", err)
+				}
+			}
+			if err := panicError(func() { ws.Client() }); !errors.Is(err, ErrReleased) {
+				t.Errorf("Client during the release: %v", err)
+			}
+		}
+		return allSet
+	}})
+	ws = pool.Acquire()
+	client, backend = ws.Client(), ws.Backend()
+	client.Alloc(100)
+	ending = true
+	ws.Release()
+	require.Equal(t, 1, asked)
+	visitors(t, pool.Pool, 2, 1)
+}
+
+// allSet makes each gap of the sampler 1.
+const allSet = ^uint64(0)
+
 // A deferred Release after Abandon is no double release.
 func TestAbandonAndDeferredRelease(t *testing.T) {
 	pool := wsPool(t, Config{})
@@ -452,7 +487,7 @@ func TestResetRefuses(t *testing.T) {
 			body := ws.Backend().Body(ws.Backend().Copy(tag(1)))
 			return func() { body.Close() }
 		}},
-		"released, a hold is open": {ErrMisuse, func(ws *Workspace) func() {
+		"released, a hold is open": {ErrReleased, func(ws *Workspace) func() {
 			done := ws.Hold()
 			ws.Release()
 			return done
@@ -803,6 +838,27 @@ func TestHandlesFromBeforeAResetAreStale(t *testing.T) {
 		require.Equal(t, before, w.picture())
 	})
 	ws.Release()
+}
+
+// The same for a buffer after which nothing else was noted: no snapshot, no other
+// buffer. A message's bytes must not turn up in the next message's buffer.
+func TestOnlyBufferFromBeforeAResetIsStale(t *testing.T) {
+	for name, write := range map[string]func(b *Buffer){
+		"empty":       func(*Buffer) {},
+		"written":     func(b *Buffer) { b.Write(tag(1)) },
+		"on the heap": func(b *Buffer) { b.Write(bytes.Repeat(tag(1), wsHalf/len(tag(1))+1)) },
+		"moved":       func(b *Buffer) { b.Write(tag(1)); b.Write(make([]byte, wsHalf)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := wsPool(t, Config{})
+			ws := pool.Acquire()
+			b := ws.Client().Buffer()
+			write(b)
+			ws.Reset()
+			requireRefused(t, world{pool.Pool, blockOf(ws), ws}, b, Snapshot{}, ErrStale)
+			ws.Release()
+		})
+	}
 }
 
 // A buffer whose memory a Rewind has given up is stale.
