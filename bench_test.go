@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 )
@@ -95,14 +96,17 @@ func BenchmarkAllocRewound(b *testing.B) {
 // BenchmarkSampler and has to follow changes of Alloc.
 type bareArena struct {
 	self  atomic.Pointer[bareArena]
-	mem   []byte
+	base  *byte
+	size  int
 	pos   int
 	limit int
 	mark  int
 }
 
+func (a *bareArena) mem() []byte { return unsafe.Slice(a.base, a.size) }
+
 func (a *bareArena) Alloc(n int) []byte {
-	if a.self.Load() != a {
+	if a == nil || a.self.Load() != a {
 		return a.allocSlow(n)
 	}
 	off := (a.pos + minAlign - 1) &^ (minAlign - 1)
@@ -111,10 +115,10 @@ func (a *bareArena) Alloc(n int) []byte {
 	}
 	end := off + n
 	if off < a.mark {
-		zero(a.mem[off:min(end, a.mark)])
+		zero(a.mem()[off:min(end, a.mark)])
 	}
 	a.pos = end
-	return a.mem[off:end:end]
+	return a.mem()[off:end:end]
 }
 
 //go:noinline
@@ -140,7 +144,7 @@ func BenchmarkSampler(b *testing.B) {
 		})
 	}
 	b.Run("sampling=bare", func(b *testing.B) {
-		a := &bareArena{mem: make([]byte, DefaultHalfSize), limit: DefaultHalfSize}
+		a := &bareArena{base: unsafe.SliceData(make([]byte, DefaultHalfSize)), size: DefaultHalfSize, limit: DefaultHalfSize}
 		a.self.Store(a)
 		b.ReportAllocs()
 		for b.Loop() {

@@ -25,7 +25,7 @@ func MakeSlice[T any](a *Arena, n int) []T {
 		a.mustBeUsable("MakeSlice")
 		return make([]T, n)
 	}
-	b := a.allocSlow("MakeSlice", n*size, max(minAlign, int(unsafe.Alignof(t))))
+	b := a.allocTyped("MakeSlice", n*size)
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
 }
 
@@ -39,8 +39,17 @@ func Alloc[T any](a *Arena) *T {
 		a.mustBeUsable("Alloc")
 		return new(T)
 	}
-	b := a.allocSlow("Alloc", size, max(minAlign, int(unsafe.Alignof(t))))
+	b := a.allocTyped("Alloc", size)
 	return (*T)(unsafe.Pointer(unsafe.SliceData(b)))
+}
+
+// allocTyped is Arena.Alloc for n > 0 under the name of the function that was
+// called. No type without pointers needs more than minAlign.
+func (a *Arena) allocTyped(method string, n int) []byte {
+	if a.usable() && n <= a.room() {
+		return a.Alloc(n)
+	}
+	return a.allocSlow(method, n, minAlign)
 }
 
 // CopyOf returns a copy of s in memory of the arena. T must hold no pointer: see
