@@ -780,25 +780,45 @@ func TestAuditIdleKeepsTheHottestLast(t *testing.T) {
 		rest, _ := acquireMany(p, blocks-1)
 		releaseAll(rest)
 		hot := blockAddr(ws)
-		audited := make(chan struct{})
-		go func() {
-			defer close(audited)
-			p.AuditIdle()
-		}()
-		for started := false; !started; runtime.Gosched() {
-			select {
-			case <-audited:
-				started = true
-			default:
-				started = p.Stats().Idle == 0
-			}
-		}
-		ws.Release()
-		<-audited
+		startAuditIdle(p, ws.Release)
 		last, got := acquireMany(p, 1)
 		require.Equal(t, hot, got[0])
 		releaseAll(last)
 	}
+}
+
+// A pool that is closed while AuditIdle has its blocks gets none of them back.
+func TestAuditIdleBesideClose(t *testing.T) {
+	const blocks = 16
+	for range 5 {
+		p := newTestPool(t, Config{MaxIdle: blocks, AuditEvery: -1}).Pool
+		all, _ := acquireMany(p, blocks)
+		releaseAll(all)
+		startAuditIdle(p, p.Close)
+		require.Zero(t, p.Stats().Idle)
+		require.EqualValues(t, blocks, p.Stats().Discarded)
+	}
+}
+
+// startAuditIdle runs AuditIdle, and meanwhile, once that has taken the idle
+// blocks, during.
+func startAuditIdle(p *Pool, during func()) {
+	audited := make(chan struct{})
+	go func() {
+		defer close(audited)
+		p.AuditIdle()
+	}()
+	for p.Stats().Idle > 0 {
+		select {
+		case <-audited:
+			during()
+			return
+		default:
+			runtime.Gosched()
+		}
+	}
+	during()
+	<-audited
 }
 
 func TestDamagedGuardIsFound(t *testing.T) {
