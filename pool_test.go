@@ -344,7 +344,7 @@ func TestPoolCloseAndTrimWhileBusy(t *testing.T) {
 	closed := make(chan struct{})
 	for w := range holders {
 		wg.Go(func() {
-			for round := 0; ; round++ {
+			for more := 5; more > 0; { // so many rounds after the Close
 				ws := p.Acquire()
 				b := ws.Client().Alloc(500)
 				stain(b, w)
@@ -355,9 +355,7 @@ func TestPoolCloseAndTrimWhileBusy(t *testing.T) {
 				ws.Release()
 				select {
 				case <-closed:
-					if round > 20 {
-						return
-					}
+					more--
 				default:
 				}
 			}

@@ -653,7 +653,6 @@ type handleSet struct {
 	client, backend *Arena
 	empty, written  *Buffer // in the half
 	heap            *Buffer
-	body            io.ReadCloser // nil unless asked for
 	snapshot        Snapshot
 }
 
