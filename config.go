@@ -75,11 +75,13 @@ type Config struct {
 	// MaxLive is how many blocks may be alive outside the idle list: in use, or
 	// abandoned and still referred to by something. 0 means no limit. Beyond it
 	// Acquire hands out workspaces without a block, which take everything from
-	// the heap, and AcquireContext returns ErrLimit.
+	// the heap, and AcquireContext returns ErrLimit. An abandoned block counts
+	// until a garbage collection has found it, so leave room for some.
 	MaxLive int
 
 	// MaxSpill is how many bytes each half of a workspace may take from the heap
-	// for what does not fit. 0 means 64 MB; a negative value allows none.
+	// for what does not fit. 0 means 64 MB; a negative value allows none. A
+	// Buffer that grows on the heap pays for each piece it moves to.
 	MaxSpill int
 
 	// OnViolation is told of each violation, after the memory was wiped, in a

@@ -27,7 +27,12 @@ import (
 //
 // A handler that hijacks the connection without an Upgrade header, or starts a
 // goroutine that outlives it, must call [Workspace.Hold] or [Workspace.Go].
+//
+// It panics with [ErrMisuse] when next is nil.
 func (p *Pool) Middleware(next http.Handler) http.Handler {
+	if next == nil {
+		panic(fmt.Errorf("%w: Pool.Middleware: the handler is nil", ErrMisuse))
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if outer := fromContext(r.Context()); outer != nil && outer.pool == p && outer.here() && outer.open() {
 			next.ServeHTTP(w, r)
@@ -51,8 +56,12 @@ func (p *Pool) Middleware(next http.Handler) http.Handler {
 // HandlerFunc returns a handler that calls f with a workspace, which is given
 // back when f has returned, whatever stands around it. It is the surest and the
 // cheapest way to use a workspace. A panic in f abandons the block and passes on
-// unchanged; an Upgrade or CONNECT request abandons it, too.
+// unchanged; an Upgrade or CONNECT request abandons it, too. It panics with
+// [ErrMisuse] when f is nil.
 func (p *Pool) HandlerFunc(f func(w http.ResponseWriter, r *http.Request, ws *Workspace)) http.Handler {
+	if f == nil {
+		panic(fmt.Errorf("%w: Pool.HandlerFunc: the function is nil", ErrMisuse))
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ws := p.Acquire()
 		upgrade, returned := mayUpgrade(r), false
@@ -66,24 +75,28 @@ func (p *Pool) HandlerFunc(f func(w http.ResponseWriter, r *http.Request, ws *Wo
 // It must be asked before the handler runs: the handler may change the header,
 // even after the middleware has ended.
 func mayUpgrade(r *http.Request) bool {
-	return r.Method == http.MethodConnect || r.Header.Get("Upgrade") != ""
+	// Get would see only the first value, which the client may leave empty.
+	return r.Method == http.MethodConnect || len(r.Header["Upgrade"]) > 0
 }
 
 // endRequest is the one deferred path on which a handler's workspace ends. It
 // never writes to the response and never recovers.
 func (ws *Workspace) endRequest(upgrade, returned bool) {
 	if !returned {
-		ws.doubt(DoubtPanic)
+		ws.doubt(doubtPanic)
 	}
 	if upgrade {
-		ws.doubt(DoubtUpgrade)
+		ws.doubt(doubtUpgrade)
 	}
 	ws.release() // the handler may have done so already
 }
 
 // FromContext returns the workspace of the request that ctx belongs to: the
 // same one on each call. It returns nil when ctx comes from no [Pool.Middleware].
-// After the handler has returned it returns a dead workspace, never a live one.
+// After the handler has returned it returns a dead workspace, never a live one,
+// even if a hold is open: a function given to [Workspace.Go] must use the
+// workspace that started it. Behind the middlewares of several pools it
+// returns the workspace of the innermost.
 //
 // Call it on the handler's own goroutine and pass the workspace on from there; a
 // call on another goroutine makes the block be abandoned at the end.
@@ -145,7 +158,8 @@ func (rc *requestContext) workspace() *Workspace {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
 	if rc.ended {
-		if rc.ws == nil {
+		// A hold may keep rc.ws alive; a latecomer must not get at it.
+		if rc.ws == nil || rc.ws.shares.Load() > 0 {
 			rc.ws = deadWorkspace(rc.pool)
 		}
 		return rc.ws
@@ -155,7 +169,7 @@ func (rc *requestContext) workspace() *Workspace {
 	}
 	if !here {
 		rc.foreign = true
-		rc.ws.doubt(DoubtRunning)
+		rc.ws.doubt(doubtRunning)
 	}
 	return rc.ws
 }
@@ -193,6 +207,10 @@ func deadWorkspace(p *Pool) *Workspace {
 // with Request.Body. One that Request.GetBody made it may drop without closing,
 // when CheckRedirect refuses a 307 or 308; the block then stays held. A proxy
 // should call Transport.RoundTrip, which follows no redirects.
+//
+// The hold keeps the block, not the bytes: a Rewind to before p hands them out
+// again. Workspace.Reset panics until the body is closed, which may be later
+// than the end of the answer.
 //
 // Set the request's ContentLength to len(p) to avoid chunked encoding. An empty
 // p gives http.NoBody.

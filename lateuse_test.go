@@ -911,6 +911,18 @@ func TestBodyReads(t *testing.T) {
 	ws.Release()
 }
 
+// An empty body is http.NoBody: with ContentLength 0 any other body means that
+// the length is unknown. It holds nothing, so nobody must close it.
+func TestEmptyBody(t *testing.T) {
+	pool := newTestPool(t, Config{})
+	ws := pool.Acquire()
+	require.Equal(t, http.NoBody, ws.Backend().Body(nil))
+	require.Equal(t, http.NoBody, ws.Backend().Body(ws.Backend().Alloc(0)))
+	ws.Release()
+	require.Zero(t, pool.Stats().InUse)
+	requirePanicIs(t, ErrReleased, func() { ws.backend.Body(nil) })
+}
+
 // readerOf reads at most n bytes at a time.
 type readerOf struct {
 	r io.Reader

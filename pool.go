@@ -11,6 +11,7 @@ import (
 // A Pool hands out workspaces and takes them back. Make one with [NewPool]; all
 // of its methods may be called from any goroutine at any time.
 type Pool struct {
+	self      *Pool // the pool itself: a copy would share its idle list
 	cfg       Config
 	sampler   sampler
 	tripped   atomic.Bool  // the breaker is open
@@ -18,8 +19,8 @@ type Pool struct {
 	warned    atomic.Bool  // the log has the hint about foreign goroutines
 	reports   chan struct{}
 
-	// mu guards everything below. Nothing is wiped, audited, allocated or
-	// logged while it is held. A workspace that one goroutine released and
+	// mu guards everything below. No block is wiped, audited or allocated, and
+	// nothing is logged, while it is held. A workspace that one goroutine released and
 	// another acquires next is handed over under it.
 	mu     sync.Mutex
 	idle   []*block // wiped; the last one was in use last, so its memory is the hottest
@@ -37,13 +38,15 @@ func NewPool(cfg Config) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Pool{
+	p := &Pool{
 		cfg:     cfg,
 		sampler: newSampler(cfg.AuditEvery, cfg.draw),
 		reports: make(chan struct{}, maxReports),
 		mode:    cfg.Mode,
 		canary:  cfg.Canary,
-	}, nil
+	}
+	p.self = p
+	return p, nil
 }
 
 // Acquire returns a workspace: both halves zero, empty, and nobody else's. It
@@ -97,6 +100,9 @@ func (p *Pool) acquire(strict bool) (*Workspace, error) {
 // take returns a block, or nil where none may be had and strict is false, and the
 // mode for the request.
 func (p *Pool) take(strict bool) (*block, Mode, error) {
+	if p == nil || p.self != p {
+		panic(fmt.Errorf("%w: this Pool came not from NewPool, or is a copy", ErrMisuse))
+	}
 	p.mu.Lock()
 	refused := p.refusalLocked()
 	if refused != nil && strict {
@@ -275,7 +281,7 @@ func (p *Pool) SetCanary(share float64) error {
 }
 
 // Trim lets go of idle blocks until at most keep are left, and returns how many
-// went. The collector takes their memory. keep < 0 counts as 0.
+// went. Blocks that AuditIdle is reading at the moment are not idle. The collector takes their memory. keep < 0 counts as 0.
 func (p *Pool) Trim(keep int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -60,7 +60,8 @@ func (a *Arena) Commit(n int) []byte {
 	return b
 }
 
-// Abort ends the open reservation and keeps nothing. It does nothing when none
+// Abort ends the open reservation and keeps nothing, but for up to 7 bytes of
+// alignment. It does nothing when none
 // is open, so it may be deferred.
 func (a *Arena) Abort() {
 	a.mustBeUsable("Abort")

@@ -21,7 +21,7 @@ type Stats struct {
 
 	Acquired  int64 `json:"acquired"`  // counter: workspaces handed out
 	Released  int64 `json:"released"`  // counter: workspaces whose block was wiped and could be reused
-	Abandoned int64 `json:"abandoned"` // counter: workspaces whose block was left to the collector
+	Abandoned int64 `json:"abandoned"` // counter: workspaces whose block, if any, was left to the collector
 	InUse     int64 `json:"in_use"`    // gauge
 
 	Doubts DoubtStats `json:"doubts"` // counters: Abandoned by reason
@@ -29,7 +29,7 @@ type Stats struct {
 	Idle          int   `json:"idle"`           // gauge: blocks waiting for a request
 	MaxIdle       int   `json:"max_idle"`       // configured
 	Created       int64 `json:"created"`        // counter: blocks allocated
-	Discarded     int64 `json:"discarded"`      // counter: wiped blocks let go: MaxIdle, Trim, Close
+	Discarded     int64 `json:"discarded"`      // counter: idle blocks let go: MaxIdle, Trim, Close, bad in AuditIdle
 	AbandonedLive int64 `json:"abandoned_live"` // gauge: abandoned blocks that something still refers to
 	Blockless     int64 `json:"blockless"`      // counter: workspaces handed out without a block: MaxLive, Close
 
@@ -63,7 +63,7 @@ type ModeStats struct {
 
 // HalfStats are the counters of one half of the workspaces that ran in one
 // mode. Operations, bytes and overflows are added when a workspace ends; those
-// of a workspace abandoned as DoubtRunning are lost.
+// of a workspace that was abandoned while its handler may run are lost.
 type HalfStats struct {
 	Ops          int64 `json:"ops"`           // operations that could have been audited
 	Audits       int64 `json:"audits"`        // sampled audits
@@ -125,7 +125,8 @@ func ViolationBound(audits, violations int64, confidence float64) float64 {
 	}
 	if k > maxExactViolations {
 		// Byar's closed form of the Poisson limit, which lies above the
-		// binomial one. At this k it is within 1e-6 of the exact Poisson limit.
+		// binomial one. From this k on it is at most 1e-6 below the exact Poisson
+		// limit, and at 99.9999 % less than 3e-5 above it.
 		z := math.Sqrt2 * math.Erfinv(2*confidence-1)
 		x := float64(k) + 1
 		return min(1, x*math.Pow(1-1/(9*x)+z/(3*math.Sqrt(x)), 3)/n)

@@ -325,7 +325,7 @@ func TestBalanceHoldsAtEachScrape(t *testing.T) {
 					ws.Release()
 					done()
 				case 2:
-					ws.doubt(DoubtPanic)
+					ws.doubt(doubtPanic)
 					ws.Release()
 				case 3:
 					ws.Reset()

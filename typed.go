@@ -23,6 +23,7 @@ func MakeSlice[T any](a *Arena, n int) []T {
 	}
 	if size == 0 || n == 0 {
 		a.mustBeUsable("MakeSlice")
+		a.mustNotBeReserved("MakeSlice")
 		return make([]T, n)
 	}
 	b := a.allocTyped("MakeSlice", n*size)
@@ -37,6 +38,7 @@ func Alloc[T any](a *Arena) *T {
 	size := int(unsafe.Sizeof(t))
 	if size == 0 {
 		a.mustBeUsable("Alloc")
+		a.mustNotBeReserved("Alloc")
 		return new(T)
 	}
 	b := a.allocTyped("Alloc", size)

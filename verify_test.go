@@ -272,7 +272,6 @@ func TestEnumNames(t *testing.T) {
 		{"mode", func(i uint8) enum { return Mode(i) }, []string{"shadow", "watermark", "fullclear"}},
 		{"op", func(i uint8) enum { return Op(i) }, []string{"acquire", "alloc", "reserve", "commit", "abort", "snapshot", "rewind", "reset", "release", "forced"}},
 		{"kind", func(i uint8) enum { return Kind(i) }, []string{"dirty-tail", "guard-damaged", "bad-accounting", "open-reservation"}},
-		{"doubt", func(i uint8) enum { return Doubt(i) }, []string{"running", "violation", "reservation", "panic", "upgrade", "abandon"}},
 	} {
 		for i := range 256 {
 			v := c.value(uint8(i))
@@ -295,7 +294,6 @@ func TestEnumNames(t *testing.T) {
 	require.Equal(t, "fullclear", FullClear.String())
 	require.Equal(t, "forced", OpForced.String())
 	require.Equal(t, "open-reservation", OpenReservation.String())
-	require.Equal(t, "abandon", DoubtAbandon.String())
 }
 
 func TestModeFromText(t *testing.T) {

@@ -267,7 +267,9 @@ func (a *Arena) finish(op Op) {
 	if a.res != nil {
 		v := &Violation{Kind: OpenReservation, Size: a.size, Mark: a.high(), First: -1, Last: -1, Guard: true}
 		a.closeReservation()
-		a.ws.violated(a, v, op)
+		if a.ws.doubts.Load()&(1<<doubtPanic) == 0 { // else the panic explains it
+			a.ws.violated(a, v, op)
+		}
 	}
 	a.after(op)
 	if a.ws.pool.tripped.Load() {

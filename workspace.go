@@ -20,11 +20,12 @@ const (
 // makes one. It is a fresh handle each time and is never reused, so a handle
 // that is kept too long is dead; it never becomes somebody else's.
 //
-// After Release every method panics with an error that wraps [ErrReleased],
-// except Release itself.
+// After Release, and once no hold is open, every method panics with an error that
+// wraps [ErrReleased], except Release itself.
 //
 // Release, Hold and the function that Hold returns may be called from any
-// goroutine. The rest belongs to the goroutine that serves the request, except
+// goroutine, but Release not while another uses the workspace without a hold.
+// The rest belongs to the goroutine that serves the request, except
 // that the two halves may be used by two goroutines at once.
 type Workspace struct {
 	client  Arena
@@ -37,35 +38,27 @@ type Workspace struct {
 	backend Arena
 }
 
-// A Doubt is a reason to abandon a block instead of reusing it.
-type Doubt uint8
+// A doubt is a reason to abandon a block instead of reusing it.
+type doubt uint8
 
-// The doubts. A block with several is counted under the first of this list.
+// A block with several is counted under the first of this list.
 const (
-	DoubtRunning     Doubt = iota // another goroutine took the workspace from the context and may still run
-	DoubtViolation                // an audit or a check found something
-	DoubtReservation              // a reservation was open at the end
-	DoubtPanic                    // the handler panicked or ended its goroutine
-	DoubtUpgrade                  // the request may have handed its connection on: Upgrade or CONNECT
-	DoubtAbandon                  // Workspace.Abandon was called
+	doubtRunning     doubt = iota // another goroutine took the workspace from the context and may still run
+	doubtViolation                // an audit or a check found something
+	doubtReservation              // a reservation was open at the end
+	doubtPanic                    // the handler panicked or ended its goroutine
+	doubtUpgrade                  // the request may have handed its connection on: Upgrade or CONNECT
+	doubtAbandon                  // Workspace.Abandon was called
 	numDoubts
 )
 
 // leftAlone are the doubts with which someone may still use the memory. Such a
 // block is not wiped: a late reader finds its own bytes, and the collector
 // zeroes the memory before anyone else gets it.
-const leftAlone = 1<<DoubtRunning | 1<<DoubtPanic | 1<<DoubtUpgrade | 1<<DoubtAbandon
-
-var doubtNames = [numDoubts]string{"running", "violation", "reservation", "panic", "upgrade", "abandon"}
-
-// String returns the name of the doubt.
-func (d Doubt) String() string { return nameOf(doubtNames[:], int(d), "doubt") }
-
-// MarshalText writes the name, for JSON and logs.
-func (d Doubt) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+const leftAlone = 1<<doubtRunning | 1<<doubtPanic | 1<<doubtUpgrade | 1<<doubtAbandon
 
 // doubt marks the block for abandonment. Any goroutine may call it.
-func (ws *Workspace) doubt(d Doubt) { ws.doubts.Or(1 << d) }
+func (ws *Workspace) doubt(d doubt) { ws.doubts.Or(1 << d) }
 
 // begin gives the workspace its block, or none when blk is nil, and makes it live.
 func (ws *Workspace) begin(blk *block, mode Mode) {
@@ -134,7 +127,7 @@ func (ws *Workspace) Release() {
 	if ws.copied() {
 		panic(ws.dead("Release"))
 	}
-	if !ws.release() && ws.doubts.Load()&(1<<DoubtAbandon) == 0 { // a deferred Release after Abandon is fine
+	if !ws.release() && ws.doubts.Load()&(1<<doubtAbandon) == 0 { // a deferred Release after Abandon is fine
 		ws.pool.countDoubleRelease()
 	}
 }
@@ -153,7 +146,7 @@ func (ws *Workspace) release() bool {
 // such as an I/O operation that was cancelled and may complete late.
 func (ws *Workspace) Abandon() {
 	ws.mustBeLive("Abandon")
-	ws.doubt(DoubtAbandon)
+	ws.doubt(doubtAbandon)
 	ws.release()
 }
 
@@ -204,7 +197,7 @@ func (ws *Workspace) Reset() {
 		if ws.blk != nil {
 			a.finish(OpReset)
 		}
-		a.oldest, a.cuts = a.seq+1, a.cuts[:0]
+		a.oldest, a.cuts = a.seq+1, nil
 		a.over, a.spilled = false, 0
 	}
 }
@@ -248,9 +241,9 @@ func (ws *Workspace) Format(f fmt.State, _ rune) {
 
 // violated marks the block for abandonment and reports v, found in a by op.
 func (ws *Workspace) violated(a *Arena, v *Violation, op Op) {
-	d := DoubtViolation
+	d := doubtViolation
 	if v.Kind == OpenReservation {
-		d = DoubtReservation
+		d = doubtReservation
 	}
 	ws.doubt(d)
 	v.Half, v.Op, v.Mode = a.half, op, ws.mode
@@ -268,7 +261,7 @@ func (ws *Workspace) drop() {
 func (ws *Workspace) end() {
 	ws.client.self.Store(nil)
 	ws.backend.self.Store(nil)
-	if ws.doubts.Load()&(1<<DoubtRunning) != 0 {
+	if ws.doubts.Load()&(1<<doubtRunning) != 0 {
 		// Another goroutine may be inside the arenas at this moment. Nothing
 		// of them is read or written; they go to the collector as they are.
 		ws.pool.giveBack(ws, false)
@@ -282,6 +275,7 @@ func (ws *Workspace) end() {
 	ws.pool.giveBack(ws, true)
 	// A dead handle must not keep the memory alive.
 	ws.blk = nil
-	ws.client.base, ws.client.size = nil, 0
-	ws.backend.base, ws.backend.size = nil, 0
+	for _, a := range []*Arena{&ws.client, &ws.backend} {
+		a.base, a.size, a.res, a.cuts = nil, 0, nil, nil
+	}
 }

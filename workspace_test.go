@@ -689,7 +689,7 @@ func TestLateHandlesAreRefused(t *testing.T) {
 		"released, watermark": {
 			Config{Mode: Watermark}, (*Workspace).Release, true},
 		"abandoned":                  {Config{}, (*Workspace).Abandon, false},
-		"abandoned to its goroutine": {Config{}, func(ws *Workspace) { ws.doubt(DoubtRunning); ws.Release() }, false},
+		"abandoned to its goroutine": {Config{}, func(ws *Workspace) { ws.doubt(doubtRunning); ws.Release() }, false},
 		"abandoned by a panic":       {Config{}, func(ws *Workspace) { ws.endRequestByPanic() }, false},
 		"without a block":            {Config{MaxLive: 1}, (*Workspace).Release, false},
 	}
@@ -737,7 +737,7 @@ func TestLateHandlesAreRefused(t *testing.T) {
 
 // endRequestByPanic ends ws as the middleware does when the handler panics.
 func (ws *Workspace) endRequestByPanic() {
-	ws.doubt(DoubtPanic)
+	ws.doubt(doubtPanic)
 	ws.release()
 }
 
