@@ -2,8 +2,10 @@ package workspace
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -44,6 +46,30 @@ func TestUpgradeInASecondHeader(t *testing.T) {
 			require.EqualValues(t, 1, pool.Stats().Doubts.Upgrade)
 		})
 	}
+}
+
+// What a handler leaves on its request is passed on only when the handler has
+// ended for certain: reading it then would be a data race. The log says once
+// what to do about it.
+func TestForeignGoroutineIsToldOfOnce(t *testing.T) {
+	var log lockedBuffer
+	pool := newTestPool(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for range 3 {
+		r := httptest.NewRequest("GET", "/", nil)
+		pool.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				FromContext(r.Context())
+				r.Pattern = "/late"
+			}()
+			<-done
+		})).ServeHTTP(httptest.NewRecorder(), r)
+		require.Empty(t, r.Pattern)
+	}
+	require.EqualValues(t, 3, pool.Stats().Doubts.Running)
+	require.Eventually(t, func() bool { return len(pool.reports) == 0 }, waitLimit, pollEvery)
+	require.Equal(t, 1, strings.Count(log.String(), "another goroutine"), log.String())
 }
 
 func TestNilHandlersAreRefused(t *testing.T) {

@@ -188,6 +188,17 @@ func TestGrowthCopiesWhatWasWritten(t *testing.T) {
 			require.Equal(t, arenaHalf, a.Mark())
 			requireNoTag(t, b.Bytes(), 0)
 		})
+		// On a fresh half nobody has written to the rest of the larger piece.
+		t.Run(name+", fresh half", func(t *testing.T) {
+			a := acquireSmall(t, Config{}).Client()
+			b := a.Buffer()
+			b.Grow(100)
+			b.Write(bytes.Repeat([]byte{7}, 90))
+			between(a)
+			b.Grow(900)
+			free := b.AvailableBuffer()
+			require.Equal(t, -1, firstNonZero(free[:cap(free)]), "more was copied than was written")
+		})
 	}
 }
 
