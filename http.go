@@ -175,22 +175,22 @@ func (rc *requestContext) workspace() *Workspace {
 }
 
 // end runs in Middleware's deferred call. It reports whether another goroutine
-// took the workspace, so that the handler may still run.
+// took the workspace, so that the handler may still run. The lock is held to the
+// end, so that a late look-up finds the workspace dead unless it is held.
 func (rc *requestContext) end(upgrade, returned bool) (foreign bool) {
 	rc.mu.Lock()
+	defer rc.mu.Unlock()
 	rc.ended = true
-	ws, foreign := rc.ws, rc.foreign
-	rc.mu.Unlock()
-	if foreign && rc.pool.warned.CompareAndSwap(false, true) {
+	if rc.ws != nil {
+		rc.ws.endRequest(upgrade, returned)
+	}
+	if rc.foreign && rc.pool.warned.CompareAndSwap(false, true) {
 		rc.pool.tell(func() {
 			rc.pool.logger().Warn("workspace: a block was abandoned because FromContext was called on another goroutine than Middleware runs on, "+
 				"which may still run (put Middleware inside http.TimeoutHandler, or use HandlerFunc); further ones are only counted", "pool", rc.pool.cfg.Name)
 		})
 	}
-	if ws != nil {
-		ws.endRequest(upgrade, returned)
-	}
-	return foreign
+	return rc.foreign
 }
 
 // deadWorkspace returns a handle that was never alive.

@@ -769,9 +769,13 @@ func TestHijackedConnection(t *testing.T) {
 				srv := httptest.NewServer(entry.wrap(pool.Pool, func(w http.ResponseWriter, r *http.Request, ws *Workspace) {
 					mine := ws.Client().Alloc(4096)
 					stain(mine, 1)
-					conn, _, err := w.(http.Hijacker).Hijack()
+					conn, _, err := http.NewResponseController(w).Hijack()
 					if err != nil {
 						t.Error(err)
+						go func() { // so that the test does not wait for ever
+							for range step {
+							}
+						}()
 						return
 					}
 					serve := func() {
@@ -898,7 +902,7 @@ func TestEventStream(t *testing.T) {
 							select {
 							case <-received:
 							case <-r.Context().Done():
-								t.Error("the client went away")
+								t.Error("the client waits for its event in vain")
 								return
 							}
 						}
@@ -925,7 +929,11 @@ func TestEventStream(t *testing.T) {
 						require.Equal(t, fmt.Sprintf("data: %d\n", i), line)
 						_, err = lines.ReadString('\n')
 						require.NoError(t, err)
-						received <- struct{}{}
+						select {
+						case received <- struct{}{}:
+						case <-ctx.Done():
+							t.Fatal("the handler has given up")
+						}
 					}
 					_, err = lines.ReadByte()
 					require.Equal(t, io.EOF, err)
