@@ -45,7 +45,7 @@ func (p *Pool) Middleware(next http.Handler) http.Handler {
 			if !rc.end(upgrade, returned) {
 				// What a handler leaves on its request is for those outside: the
 				// server removes the files of the form, loggers read the pattern.
-				r.Pattern, r.Form, r.PostForm, r.MultipartForm = inner.Pattern, inner.Form, inner.PostForm, inner.MultipartForm
+				r.Pattern, r.MultipartForm = inner.Pattern, inner.MultipartForm
 			}
 		}()
 		next.ServeHTTP(w, inner)

@@ -475,6 +475,25 @@ func TestLateHandlerMayChangeItsHeader(t *testing.T) {
 	require.EqualValues(t, 20, pool.Stats().Doubts.Running)
 }
 
+// Nor does the middleware touch what such a handler may still parse: net/http
+// reads nothing of the form but its files once a handler has returned.
+func TestLateHandlerMayParseItsForm(t *testing.T) {
+	pool := newTestPool(t, Config{ClientSize: lateHalf, BackendSize: lateHalf})
+	for range 50 {
+		started, done := make(chan struct{}), make(chan struct{})
+		h := detached(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer close(done)
+			close(started)
+			if r.ParseForm() != nil || r.FormValue("user") != "7" {
+				t.Error("the form is not what it was")
+			}
+		}), started, func(r *http.Request) (*http.Request, func()) { return r, func() {} })
+		serve(pool.Middleware(h), "/?user=7")
+		<-done
+	}
+	require.Zero(t, pool.Stats().Acquired)
+}
+
 // The handler gives its workspace back early while another goroutine that took
 // it from the context still uses it. That other goroutine is as good a reason
 // for doubt then as at the end.
@@ -496,6 +515,65 @@ func TestEarlyReleaseWhileAnotherGoroutineRuns(t *testing.T) {
 	close(goOn)
 	require.NoError(t, <-outcome, "what the goroutine finds in its own slice")
 	require.EqualValues(t, 1, pool.Stats().Doubts.Running)
+}
+
+// A look-up at the very moment at which the request ends gets either a dead
+// handle, or a live one whose block is abandoned for it. Never a live one whose
+// block is reused.
+func TestLookupWhileTheRequestEnds(t *testing.T) {
+	pool := newTestPool(t, Config{ClientSize: MinHalfSize, BackendSize: MinHalfSize, AuditEvery: -1})
+	var (
+		kept  atomic.Pointer[context.Context]
+		ready atomic.Bool
+		alive bool
+		lives int64
+		spins int
+	)
+	h := pool.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		FromContext(r.Context()).Client().Alloc(64)
+		ctx := r.Context()
+		kept.Store(&ctx)
+		for i := 1; !ready.Load(); i++ {
+			if i%1000 == 0 {
+				runtime.Gosched()
+			}
+		}
+	}))
+	race(raceRounds(t, 20_000),
+		func(round int) {
+			spins = round * 7 % 3001 // to hit different moments of the end
+			kept.Store(nil)
+			ready.Store(false)
+			alive = false
+		},
+		func(who int) {
+			if who == 0 {
+				h.ServeHTTP(noopWriter{}, httptest.NewRequest("GET", "/", nil))
+				return
+			}
+			for kept.Load() == nil {
+				runtime.Gosched()
+			}
+			ready.Store(true)
+			for range spins {
+				ready.Load()
+			}
+			ws := FromContext(*kept.Load())
+			err := panicError(func() { ws.Client() })
+			if err != nil && !errors.Is(err, ErrReleased) {
+				t.Error(err)
+			}
+			alive = err == nil
+		},
+		func(round int) {
+			if alive {
+				lives++
+			}
+			if running := pool.Stats().Doubts.Running; running < lives {
+				t.Fatalf("round %d: %d look-ups got a live handle, but only %d blocks were abandoned for it", round, lives, running)
+			}
+		})
+	t.Logf("%d look-ups in time, %d too late", lives, pool.Stats().Acquired-lives)
 }
 
 // A goroutine that outlives the handler goes on with its handle, with a slice
