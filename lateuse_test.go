@@ -517,63 +517,30 @@ func TestEarlyReleaseWhileAnotherGoroutineRuns(t *testing.T) {
 	require.EqualValues(t, 1, pool.Stats().Doubts.Running)
 }
 
-// A look-up at the very moment at which the request ends gets either a dead
-// handle, or a live one whose block is abandoned for it. Never a live one whose
-// block is reused.
-func TestLookupWhileTheRequestEnds(t *testing.T) {
-	pool := newTestPool(t, Config{ClientSize: MinHalfSize, BackendSize: MinHalfSize, AuditEvery: -1})
-	var (
-		kept  atomic.Pointer[context.Context]
-		ready atomic.Bool
-		alive bool
-		lives int64
-		spins int
-	)
-	h := pool.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		FromContext(r.Context()).Client().Alloc(64)
-		ctx := r.Context()
-		kept.Store(&ctx)
-		for i := 1; !ready.Load(); i++ {
-			if i%1000 == 0 {
-				runtime.Gosched()
+// A look-up gets either a dead handle, or a live one whose block is abandoned for
+// it. So between the end of the context and that of its workspace there must be
+// no moment at which a look-up could find the workspace alive: it has to wait. The
+// source of random numbers, asked in the midst of the release, tells if it would.
+func TestLookupsWaitForTheEnd(t *testing.T) {
+	var rc *requestContext
+	ending, asked := false, 0
+	pool := newTestPool(t, Config{AuditEvery: 2, draw: func() uint64 {
+		if ending {
+			asked++
+			if rc.mu.TryLock() {
+				rc.mu.Unlock()
+				t.Error("a look-up would not wait")
 			}
 		}
-	}))
-	race(raceRounds(t, 20_000),
-		func(round int) {
-			spins = round * 7 % 3001 // to hit different moments of the end
-			kept.Store(nil)
-			ready.Store(false)
-			alive = false
-		},
-		func(who int) {
-			if who == 0 {
-				h.ServeHTTP(noopWriter{}, httptest.NewRequest("GET", "/", nil))
-				return
-			}
-			for kept.Load() == nil {
-				runtime.Gosched()
-			}
-			ready.Store(true)
-			for range spins {
-				ready.Load()
-			}
-			ws := FromContext(*kept.Load())
-			err := panicError(func() { ws.Client() })
-			if err != nil && !errors.Is(err, ErrReleased) {
-				t.Error(err)
-			}
-			alive = err == nil
-		},
-		func(round int) {
-			if alive {
-				lives++
-			}
-			if running := pool.Stats().Doubts.Running; running < lives {
-				t.Fatalf("round %d: %d look-ups got a live handle, but only %d blocks were abandoned for it", round, lives, running)
-			}
-		})
-	t.Logf("%d look-ups in time, %d too late", lives, pool.Stats().Acquired-lives)
+		return allSet
+	}})
+	serve(pool.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rc = fromContext(r.Context())
+		FromContext(r.Context()).Client().Alloc(64)
+		ending = true
+	})), "/")
+	ending = false
+	require.NotZero(t, asked)
 }
 
 // A goroutine that outlives the handler goes on with its handle, with a slice
