@@ -238,6 +238,9 @@ func TestTypedOnTheHeap(t *testing.T) {
 	*Alloc[[100]uint64](a) = [100]uint64{99: 1}
 	require.Equal(t, []uint64{1, 2}, CopyOf(a, []uint64{1, 2}))
 	requirePanicIs(t, ErrFull, func() { MakeSlice[[1000]byte](a, 10) })
+	for n := 9; n < 40; n++ { // with 8 bytes left
+		require.Zero(t, uintptr(unsafe.Pointer(&MakeSlice[byte](a, n)[0]))%8, "%d bytes", n)
+	}
 	require.EqualValues(t, 1, *func() *int64 { p := Alloc[int64](a); *p = 1; return p }())
 	require.Equal(t, arenaHalf, a.Position(), "the last one fits")
 }

@@ -514,6 +514,8 @@ func TestReservations(t *testing.T) {
 			"Rewind":       func() { a.Rewind(s) },
 			"MakeSlice":    func() { MakeSlice[int32](a, 1) },
 			"Alloc[T]":     func() { Alloc[int32](a) },
+			"MakeSlice(0)": func() { MakeSlice[int32](a, 0) },
+			"Alloc[empty]": func() { Alloc[struct{}](a) },
 			"Grow":         func() { b.Grow(1) },
 			"Reset":        ws.Reset,
 		} {
