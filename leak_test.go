@@ -738,7 +738,7 @@ func TestIdleBlocksForgetTheRequest(t *testing.T) {
 		return true
 	}, waitLimit, pollEvery, "handles, buffers and spilled memory of ended requests are collected")
 	require.Equal(t, 4, p.Stats().Idle)
-	require.Equal(t, []string{"mem []uint8", "client int", "skip [2]int"}, fieldsOf(reflect.TypeFor[block]()),
+	require.Equal(t, []string{"mem []uint8", "client int", "skip [2]int", "rests [2]int64"}, fieldsOf(reflect.TypeFor[block]()),
 		"a new field of a block must not refer to a request")
 }
 

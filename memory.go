@@ -9,8 +9,9 @@ package workspace
 // unmapped memory or to memory of another kind.
 type block struct {
 	mem    []byte
-	client int    // size of the client half
-	skip   [2]int // the sampler's gap left for each half
+	client int      // size of the client half
+	skip   [2]int   // the sampler's gap left for each half
+	rests  [2]int64 // Pool.rests when each half was last wiped past its mark
 }
 
 // newBlock allocates a zeroed block with its guards set.

@@ -15,6 +15,7 @@ type Pool struct {
 	cfg       Config
 	sampler   sampler
 	tripped   atomic.Bool  // the breaker is open
+	rests     atomic.Int64 // bytes past the mark that were wiped, see Arena.wipeRest
 	abandoned atomic.Int64 // abandoned blocks that are not collected yet
 	warned    atomic.Bool  // the log has the hint about foreign goroutines
 	reports   chan struct{}
@@ -46,6 +47,9 @@ func NewPool(cfg Config) (*Pool, error) {
 		canary:  cfg.Canary,
 	}
 	p.self = p
+	if err := selfTest(); err != nil {
+		p.logger().Error("workspace: the assembly failed its self-test; plain Go code is used instead", "pool", cfg.Name, "kernel", kernelName, "error", err)
+	}
 	return p, nil
 }
 

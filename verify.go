@@ -1,10 +1,8 @@
 package workspace
 
 import (
-	"encoding/binary"
 	"fmt"
 	"log/slog"
-	"math/bits"
 	"math/rand/v2"
 	"runtime"
 	"runtime/debug"
@@ -12,33 +10,6 @@ import (
 	"sync"
 	"time"
 )
-
-// firstNonZero returns the offset of the first byte of b that is not zero,
-// or -1 when all are zero. It reads nothing outside b.
-func firstNonZero(b []byte) int {
-	i := 0
-	for ; len(b)-i >= 64; i += 64 {
-		p := b[i : i+64 : i+64]
-		if word(p[0:])|word(p[8:])|word(p[16:])|word(p[24:])|
-			word(p[32:])|word(p[40:])|word(p[48:])|word(p[56:]) != 0 {
-			break // the loops below find the exact byte
-		}
-	}
-	for ; len(b)-i >= 8; i += 8 {
-		if w := word(b[i:]); w != 0 {
-			// Read as little-endian, so the lowest set bit is in the first byte.
-			return i + bits.TrailingZeros64(w)/8
-		}
-	}
-	for ; i < len(b); i++ {
-		if b[i] != 0 {
-			return i
-		}
-	}
-	return -1
-}
-
-func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 // lastNonZero returns the offset of the last byte of b that is not zero, or -1.
 // Only the violation path calls it.
@@ -62,9 +33,6 @@ func countNonZero(b []byte) int {
 	}
 	return n
 }
-
-// kernelName says which clear and verify code is in use.
-const kernelName = "portable"
 
 // guardSize is the length in bytes of the guard behind each half. A multiple
 // of 64 keeps the backend half aligned as the block is.

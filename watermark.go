@@ -286,10 +286,37 @@ func (a *Arena) finish(op Op) {
 	}
 	w := a.high()
 	a.tally.saved += int64(a.size - w)
+	zero(a.mem()[:w])
 	if a.ws.wipesAll() {
+		a.wipeRest(w)
 		w = a.size
 	}
-	zero(a.mem()[:w])
 	a.tally.wiped += int64(w)
 	a.pos, a.mark = 0, 0
+}
+
+// coldAfter is how many bytes the pool must have wiped past marks before what was
+// wiped first is in no cache any more.
+const coldAfter = 32 << 20
+
+// wipeRest wipes what lies past the mark w. Only such wipes and the sampled audits
+// touch that memory. So where many blocks take turns it has left the caches since
+// the last wipe, and is kept out of them; where few do, it is still there.
+func (a *Arena) wipeRest(w int) {
+	rest := a.mem()[w:]
+	if a.restIsCold(len(rest)) {
+		zeroCold(rest)
+		return
+	}
+	zero(rest)
+}
+
+// restIsCold counts n bytes and reports whether this half was last wiped past its
+// mark more than coldAfter bytes ago.
+func (a *Arena) restIsCold(n int) bool {
+	now := a.ws.pool.rests.Add(int64(n))
+	last := &a.ws.blk.rests[a.half]
+	cold := now-*last > coldAfter
+	*last = now
+	return cold
 }

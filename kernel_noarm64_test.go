@@ -1,0 +1,5 @@
+//go:build !arm64 || purego
+
+package workspace
+
+func moreImplementations() []implementation { return nil }

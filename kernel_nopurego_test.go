@@ -1,0 +1,5 @@
+//go:build !purego
+
+package workspace
+
+const puregoBuild = false
