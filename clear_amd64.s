@@ -4,7 +4,7 @@
 
 // func zeroAsm(p unsafe.Pointer, n uintptr)
 //
-// Needs AVX2. All stores are ordinary ones, which leave a line in the cache it
+// Needs AVX2 and n >= asmMinZero. All stores are ordinary ones, which leave a line in the cache it
 // is in: what a request has just written is there, and non-temporal stores would
 // push it out to memory, five times as slow. Where a length is no multiple of a
 // step the last stores overlap those before: zeroing a byte twice does no harm,
@@ -20,13 +20,7 @@ TEXT ·zeroAsm(SB), NOSPLIT, $0-16
 	MOVQ  p+0(FP), DI
 	MOVQ  n+8(FP), DX
 	LEAQ  (DI)(DX*1), SI
-	CMPQ  DX, $32
-	JB    below32
 	VPXOR Y0, Y0, Y0
-	CMPQ  DX, $256
-	JBE   ladder
-	CMPQ  DX, $512
-	JBE   highLadder
 	VMOVDQU Y0, 0(DI)            // head
 	CMPQ    DX, $40960           // from here on it cannot all be in the L1 cache
 	JAE     fourStreams
@@ -94,85 +88,9 @@ last128:
 	VZEROUPPER
 	RET
 
-	// Up to 512 bytes: so many from the start and as many up to the end, that
-	// they meet or overlap. That takes the fewest stores, and no loop.
-highLadder:
-	CMPQ    DX, $320
-	JBE     upto320
-	CMPQ    DX, $384
-	JBE     upto384
-	CMPQ    DX, $448
-	JBE     upto448
-	VMOVDQU Y0, 224(DI)
-	VMOVDQU Y0, -256(SI)
-upto448:
-	VMOVDQU Y0, 192(DI)
-	VMOVDQU Y0, -224(SI)
-upto384:
-	VMOVDQU Y0, 160(DI)
-	VMOVDQU Y0, -192(SI)
-upto320:
-	VMOVDQU Y0, 128(DI)
-	VMOVDQU Y0, -160(SI)
-upto256:
-	VMOVDQU Y0, 96(DI)
-	VMOVDQU Y0, -128(SI)
-upto192:
-	VMOVDQU Y0, 64(DI)
-	VMOVDQU Y0, -96(SI)
-upto128:
-	VMOVDQU Y0, 32(DI)
-	VMOVDQU Y0, -64(SI)
-upto64:
-	VMOVDQU Y0, 0(DI)
-	VMOVDQU Y0, -32(SI)
-	VZEROUPPER
-	RET
-
-ladder:
-	CMPQ DX, $64
-	JBE  upto64
-	CMPQ DX, $128
-	JBE  upto128
-	CMPQ DX, $192
-	JBE  upto192
-	JMP  upto256
-
-below32: // no Y register has been touched
-	CMPQ  DX, $16
-	JAE   upto31
-	CMPQ  DX, $8
-	JAE   upto15
-	CMPQ  DX, $4
-	JAE   upto7
-	TESTQ DX, DX
-	JZ    none
-	MOVB  $0, 0(DI)              // 1 to 3: the first, the middle, the last
-	SHRQ  $1, DX
-	MOVB  $0, (DI)(DX*1)
-	MOVB  $0, -1(SI)
-none:
-	RET
-
-upto7: // 4 to 7
-	MOVL $0, 0(DI)
-	MOVL $0, -4(SI)
-	RET
-
-upto15: // 8 to 15
-	MOVQ $0, 0(DI)
-	MOVQ $0, -8(SI)
-	RET
-
-upto31: // 16 to 31
-	PXOR  X0, X0
-	MOVOU X0, 0(DI)
-	MOVOU X0, -16(SI)
-	RET
-
 // func zeroColdAsm(p unsafe.Pointer, n uintptr)
 //
-// Needs AVX2 and n >= 128. Non-temporal stores write whole lines to memory without
+// Needs AVX2 and n >= asmMinZero. Non-temporal stores write whole lines to memory without
 // reading them first. They are ordered with nothing until the fence at the end.
 //
 //	DI  next byte to zero

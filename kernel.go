@@ -21,8 +21,7 @@ const wipeStep = 256 << 10
 
 // asmMost is the longest range that is given to the assembly: wipeStep, or 0 when
 // it is not in use, as the machine can't run it or it has failed its self-test. It
-// is fixed when the first pool has been made. One variable for both makes the way
-// to the assembly one comparison long, which shows up to 512 bytes.
+// is fixed when the first pool has been made.
 var asmMost = asmLimit()
 
 func asmLimit() int {
@@ -60,9 +59,10 @@ func zero(b []byte) {
 	clear(b)
 }
 
-// clearMost is the length up to which clear beats the assembly: see
-// BENCHMARKS.md.
-const clearMost = 128
+// clearMost is the length up to which clear is used. It is as fast as the assembly
+// or faster: see BENCHMARKS.md. From 2048 bytes on Go's clear uses REP STOSB on
+// amd64, which takes long to start.
+const clearMost = 2047
 
 // zeroPiece is zero without the short way. The loop is in a function of its own,
 // which makes this one cheaper to enter.
@@ -88,7 +88,7 @@ func zeroPieces(b []byte) {
 		zeroGeneric(b)
 		return
 	}
-	zeroPiece(b)
+	zero(b)
 }
 
 // zeroCold is zero for memory that is known to be in no cache and will not be
@@ -113,15 +113,15 @@ const coldLeast = 8 << 10
 //go:noinline
 func zeroColdPiece(b []byte) {
 	raceWrite(b)
-	if len(b) >= asmMinCold {
+	if len(b) >= asmMinZero {
 		zeroColdAsm(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
 		return
 	}
 	clear(b)
 }
 
-// asmMinCold is the shortest range that zeroColdAsm takes.
-const asmMinCold = 128
+// asmMinZero is the shortest range that zeroAsm and zeroColdAsm take.
+const asmMinZero = 256
 
 // firstNonZero returns the offset of the first byte of b that is not zero,
 // or -1 when all are zero. It reads nothing outside b.
@@ -191,7 +191,7 @@ func compareKernels(zero func([]byte), firstNonZero func([]byte) int) error {
 	const margin, most = 64, 41 << 10 // more than any threshold of the kernels
 	full := bytes.Repeat([]byte{0xa5}, margin+most+margin)
 	got, want := bytes.Clone(full), bytes.Clone(full)
-	for _, n := range []int{0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 192, 193, 257, 321, 385, 449, 513, 767, 2049, 16 << 10, most} {
+	for _, n := range []int{0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 257, 513, 767, clearMost, clearMost + 1, 2049, 2111, 2175, 16 << 10, most} {
 		for _, off := range []int{0, 1, 31, margin} {
 			end := off + n
 			zero(got[off:end])

@@ -21,7 +21,7 @@ func asmName() string {
 const coldAsm = true
 
 // zeroColdAsm zeroes the n bytes at p, and nothing else, round the caches. n must
-// be asmMinCold or more.
+// be asmMinZero or more.
 //
 //go:noescape
 func zeroColdAsm(p unsafe.Pointer, n uintptr)

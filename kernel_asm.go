@@ -4,7 +4,7 @@ package workspace
 
 import "unsafe"
 
-// zeroAsm zeroes n bytes at p, and nothing else.
+// zeroAsm zeroes n bytes at p, and nothing else. n must be asmMinZero or more.
 //
 //go:noescape
 func zeroAsm(p unsafe.Pointer, n uintptr)

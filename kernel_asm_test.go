@@ -4,7 +4,14 @@ package workspace
 
 import "unsafe"
 
-func zeroAsmSlice(b []byte) { zeroAsm(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b))) }
+// zeroAsmSlice leaves what is too short for the assembly to clear.
+func zeroAsmSlice(b []byte) {
+	if len(b) < asmMinZero {
+		clear(b)
+		return
+	}
+	zeroAsm(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
+}
 
 func firstNonZeroAsmSlice(b []byte) int {
 	return firstNonZeroAsm(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))

@@ -60,8 +60,8 @@ type codePattern struct {
 var amd64Patterns = struct{ zero, first []codePattern }{
 	zero: []codePattern{
 		{"aligned 32-byte store", `c5.[5d]7f|c4.1.[5d]7f`, 12},
-		{"unaligned 32-byte store", `c5.[6e]7f|c4.1.[6e]7f`, 20},
-		{"VZEROUPPER", `c5f877`, 2},
+		{"unaligned 32-byte store", `c5.[6e]7f|c4.1.[6e]7f`, 10},
+		{"VZEROUPPER", `c5f877`, 1},
 		{"32-byte load", `c5.[56de]6f|c4.1.[56de]6f`, 0},
 		{"16-byte aligned store", `660f7f|660f29|0f29[01][0-7]`, 0},
 		{"non-temporal store", `c5.[5d]e7|c4.1.[5d]e7|660fe7`, 0},
@@ -83,7 +83,7 @@ var amd64Patterns = struct{ zero, first []codePattern }{
 var arm64Patterns = struct{ zero, first []codePattern }{
 	zero: []codePattern{
 		{"DC ZVA", "ffffffe0 d50b7420", 1},
-		{"store of a Q pair", "ffc00000 ad000000", 8},
+		{"store of a Q pair", "ffc00000 ad000000", 6},
 		{"store of a byte in a loop", "ffe00c00 38000400", 0}, // post-indexed
 	},
 	first: []codePattern{
