@@ -40,7 +40,8 @@ func tinyAlphabet() []tinyOp {
 		{"Alloc(7)", func(r *tinyRun) { r.alloc(7) }},
 		{"Alloc(8)", func(r *tinyRun) { r.alloc(8) }},
 		{"Alloc(9)", func(r *tinyRun) { r.alloc(9) }},
-		{"TryAlloc(33)", func(r *tinyRun) { r.tooMuch(tinyHalf + 1) }},
+		{"TryAlloc(9)", func(r *tinyRun) { r.tryAlloc(9) }},
+		{"TryAlloc(33)", func(r *tinyRun) { r.tryAlloc(tinyHalf + 1) }},
 		{"Reserve(9)", func(r *tinyRun) { r.reserve(9) }},
 		{"Commit(0)", func(r *tinyRun) { r.commit(0) }},
 		{"Commit(5)", func(r *tinyRun) { r.commit(5) }},
@@ -256,29 +257,41 @@ func (r *tinyRun) alloc(n int) {
 	if !r.try(want, func() { b = r.a.Alloc(n) }) {
 		return
 	}
+	if off < 0 {
+		r.m.spilled += n
+	}
+	r.allocated(b, n, off)
+}
+
+func (r *tinyRun) tryAlloc(n int) {
+	off, want := r.m.place(n)
+	if want == nil && off < 0 {
+		want = ErrFull // rather than the heap
+	}
+	var b []byte
+	var err error
+	r.try(nil, func() { b, err = r.a.TryAlloc(n) })
+	if !errors.Is(err, want) || err != nil && b != nil {
+		r.fail("TryAlloc(%d) returned %d bytes and error %v, want %v", n, len(b), err, want)
+	}
+	if err == nil {
+		r.allocated(b, n, off)
+	}
+}
+
+// allocated checks what an allocation returned, and uses it.
+func (r *tinyRun) allocated(b []byte, n, off int) {
+	r.t.Helper()
 	if off >= 0 {
 		r.m.pos = off + n
-	} else {
-		r.m.spilled += n
 	}
 	r.mustLieAt(b, n, off)
 	for i, c := range b {
 		if c != 0 {
-			r.fail("Alloc(%d) handed out byte %d, which is not zero", n, i)
+			r.fail("byte %d of what was handed out is not zero", i)
 		}
 	}
 	r.write(b, off)
-}
-
-// tooMuch asks for more than the half has, and not from the heap.
-func (r *tinyRun) tooMuch(n int) {
-	_, want := r.m.place(n)
-	if want == nil {
-		want = ErrFull
-	}
-	if b, err := r.a.TryAlloc(n); b != nil || !errors.Is(err, want) {
-		r.fail("TryAlloc(%d) returned %d bytes and error %v, want %v", n, len(b), err, want)
-	}
 }
 
 func (r *tinyRun) reserve(n int) {
@@ -444,10 +457,10 @@ type tinySearch struct {
 	next  [][]int        // where each operation leads from there
 }
 
-func newTinySearch(t testing.TB, mode Mode, half Half, merge bool) *tinySearch {
+func newTinySearch(t testing.TB, ops []tinyOp, mode Mode, half Half, merge bool) *tinySearch {
 	pool := newTestPool(t, Config{Mode: mode, AuditEvery: -1, OnViolation: func(*Violation) {}})
 	pool.expectViolations()
-	s := &tinySearch{tinyRun: &tinyRun{t: t, ops: tinyAlphabet(), pool: pool.Pool, half: half}, merge: merge, known: map[string]int{}}
+	s := &tinySearch{tinyRun: &tinyRun{t: t, ops: ops, pool: pool.Pool, half: half}, merge: merge, known: map[string]int{}}
 	s.begin()
 	s.number("")
 	return s
@@ -476,7 +489,10 @@ func (s *tinySearch) run(depth int) tinyCount {
 	if got := s.pool.Stats().Violations; got != s.left {
 		s.fail("%d violations, want %d", got, s.left)
 	}
-	return tinyCount{len(s.known), s.sequences(depth)}
+	got := tinyCount{len(s.known), s.sequences(depth)}
+	s.t.Logf("%d sequences of up to %d operations, through %d states; %d steps in %d workspaces",
+		got.sequences, depth, got.states, s.steps, s.pool.Stats().Acquired)
+	return got
 }
 
 // expand runs each operation in the state that path leads to, and the release
@@ -521,8 +537,8 @@ func (s *tinySearch) sequences(depth int) (sum int64) {
 // tinyCounts is what a search of each depth finds. The numbers change with the
 // alphabet, and with what the arena remembers.
 var tinyCounts = []tinyCount{
-	{1, 0}, {8, 13}, {47, 183}, {267, 2_419}, {1_433, 32_002}, {6_898, 425_768},
-	{30_238, 5_700_110}, {124_021, 76_814_949}, {482_216, 1_042_318_597},
+	{1, 0}, {8, 14}, {47, 211}, {267, 2_997}, {1_433, 42_597}, {6_898, 608_404},
+	{30_238, 8_736_436}, {124_021, 126_158_082}, {482_216, 1_832_513_805},
 }
 
 // All sequences, in each mode. The longest run in Watermark, where there is most
@@ -542,9 +558,8 @@ func TestExhaustive(t *testing.T) {
 			c.depth = *exhaustiveDepth
 		}
 		t.Run(fmt.Sprintf("%s, %s half, depth %d", c.mode, c.half, c.depth), func(t *testing.T) {
-			s := newTinySearch(t, c.mode, c.half, true)
+			s := newTinySearch(t, tinyAlphabet(), c.mode, c.half, true)
 			got := s.run(c.depth)
-			t.Logf("%d sequences of up to %d operations, through %d states; %d steps in %d workspaces", got.sequences, c.depth, got.states, s.steps, s.pool.Stats().Acquired)
 			if c.depth < len(tinyCounts) {
 				require.Equal(t, tinyCounts[c.depth], got)
 			}
@@ -552,16 +567,25 @@ func TestExhaustive(t *testing.T) {
 	}
 }
 
+// Some faults in what makes a snapshot stale take longer sequences to show. They
+// need no other operations than these.
+func TestExhaustiveRewinds(t *testing.T) {
+	s := newTinySearch(t, []tinyOp{
+		{"Alloc(1)", func(r *tinyRun) { r.alloc(1) }},
+		{"Snapshot", (*tinyRun).snapshot},
+	}, Watermark, Client, true)
+	require.Equal(t, tinyCount{12_132, 820_986}, s.run(10))
+}
+
 // That states are merged loses nothing: a search that runs each sequence to its
 // end finds the same number of sequences and the same states.
 func TestExhaustiveMerge(t *testing.T) {
 	const depth = 3
-	merged, all := newTinySearch(t, Watermark, Client, true), newTinySearch(t, Watermark, Client, false)
+	merged, all := newTinySearch(t, tinyAlphabet(), Watermark, Client, true), newTinySearch(t, tinyAlphabet(), Watermark, Client, false)
 	got := all.run(depth)
 	require.Equal(t, merged.run(depth), got)
 	require.EqualValues(t, len(all.paths)-1, got.sequences)
 	for k := range all.known {
 		require.Contains(t, merged.known, k)
 	}
-	t.Logf("%d sequences, %d states; %d steps, merged %d", got.sequences, got.states, all.steps, merged.steps)
 }
