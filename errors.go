@@ -24,4 +24,6 @@ var (
 	ErrClosed = errors.New("workspace: pool closed")
 	// ErrLimit says that Config.MaxLive blocks are alive.
 	ErrLimit = errors.New("workspace: too many live blocks")
+	// ErrSelfTest says that a fault which Pool.SelfTest planted was not dealt with.
+	ErrSelfTest = errors.New("workspace: self-test failed")
 )

@@ -104,9 +104,7 @@ func (p *Pool) acquire(strict bool) (*Workspace, error) {
 // take returns a block, or nil where none may be had and strict is false, and the
 // mode for the request.
 func (p *Pool) take(strict bool) (*block, Mode, error) {
-	if p == nil || p.self != p {
-		panic(fmt.Errorf("%w: this Pool came not from NewPool, or is a copy", ErrMisuse))
-	}
+	p.mustBeMade()
 	p.mu.Lock()
 	refused := p.refusalLocked()
 	if refused != nil && strict {
@@ -136,6 +134,13 @@ func (p *Pool) take(strict bool) (*block, Mode, error) {
 		blk = newBlock(p.cfg.ClientSize, p.cfg.BackendSize, p.sampler.gap)
 	}
 	return blk, mode, nil
+}
+
+// mustBeMade panics unless NewPool made p.
+func (p *Pool) mustBeMade() {
+	if p == nil || p.self != p {
+		panic(fmt.Errorf("%w: this Pool came not from NewPool, or is a copy", ErrMisuse))
+	}
 }
 
 // refusalLocked returns why no further block may be handed out, or nil.
