@@ -549,7 +549,7 @@ func TestExhaustive(t *testing.T) {
 		half  Half
 		depth int
 	}{
-		{Watermark, Client, scaled(7, 6)},
+		{Watermark, Client, scaled(7, 5)},
 		{Watermark, Backend, scaled(5, 4)},
 		{Shadow, Client, scaled(5, 4)},
 		{FullClear, Client, scaled(5, 4)},
