@@ -60,7 +60,7 @@ func zero(b []byte) {
 }
 
 // clearMost is the length up to which clear is used. It is as fast as the assembly
-// or faster: see BENCHMARKS.md. From 2048 bytes on Go's clear uses REP STOSB on
+// or faster: see BENCHMARKS.md. From 2048 bytes on Go's clear uses REP STOSQ on
 // amd64, which takes long to start.
 const clearMost = 2047
 
