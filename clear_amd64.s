@@ -6,7 +6,7 @@
 //
 // Needs AVX2 and n >= asmMinZero. All stores are ordinary ones, which leave a line in the cache it
 // is in: what a request has just written is there, and non-temporal stores would
-// push it out to memory, five times as slow. Where a length is no multiple of a
+// push it out to memory. Where a length is no multiple of a
 // step the last stores overlap those before: zeroing a byte twice does no harm,
 // and counting out the rest costs branches.
 //
@@ -17,16 +17,15 @@
 //	CX       where a loop ends
 //	Y0       zero
 TEXT ·zeroAsm(SB), NOSPLIT, $0-16
-	MOVQ  p+0(FP), DI
-	MOVQ  n+8(FP), DX
-	LEAQ  (DI)(DX*1), SI
-	VPXOR Y0, Y0, Y0
+	MOVQ    p+0(FP), DI
+	MOVQ    n+8(FP), DX
+	LEAQ    (DI)(DX*1), SI
+	VPXOR   Y0, Y0, Y0
 	VMOVDQU Y0, 0(DI)            // head
 	CMPQ    DX, $40960           // from here on it cannot all be in the L1 cache
 	JAE     fourStreams
 
-	// After the head the stores are aligned, so that none crosses a line; that
-	// would cost a quarter. The loop runs at one store a cycle, the most there is.
+	// After the head the stores are aligned, so that none crosses a line. The loop runs at one store a cycle, the most there is.
 	ADDQ $32, DI
 	ANDQ $-32, DI
 	LEAQ -128(SI), CX
@@ -45,7 +44,7 @@ oneStream: // 128 bytes a turn, until 128 or less are left
 fourStreams:
 	// The range in quarters, a line of each in turn: more misses are under way
 	// at a time, and the prefetcher follows four streams. As fast as one stream
-	// in L1 and L2, and a fifth faster from memory (BENCHMARKS.md).
+	// in L1 and L2, and faster from memory.
 	VMOVDQU Y0, 32(DI)
 	ADDQ    $64, DI              // the first whole line
 	ANDQ    $-64, DI
@@ -107,8 +106,6 @@ TEXT ·zeroColdAsm(SB), NOSPLIT, $0-16
 	ADDQ    $64, DI              // the first whole line
 	ANDQ    $-64, DI
 	LEAQ    -128(SI), CX
-	CMPQ    DI, CX
-	JAE     coldTail
 
 	PCALIGN $32
 coldLoop: // 128 bytes a turn, until 128 or less are left
@@ -119,7 +116,6 @@ coldLoop: // 128 bytes a turn, until 128 or less are left
 	ADDQ     $128, DI
 	CMPQ     DI, CX
 	JB       coldLoop
-coldTail:
 	VMOVDQU Y0, -128(SI)
 	VMOVDQU Y0, -96(SI)
 	VMOVDQU Y0, -64(SI)

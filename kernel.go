@@ -19,19 +19,9 @@ import (
 // wipeStep is the longest piece that is zeroed or read without such a point.
 const wipeStep = 256 << 10
 
-// asmMost is the longest range that is given to the assembly: wipeStep, or 0 when
-// it is not in use, as the machine can't run it or it has failed its self-test. It
-// is fixed when the first pool has been made.
-var asmMost = asmLimit()
-
-func asmLimit() int {
-	if asmName() == "" {
-		return 0
-	}
-	return wipeStep
-}
-
-func useAsm() bool { return asmMost > 0 }
+// useAsm says that the assembly is in use: the machine can run it, and it has not
+// failed its self-test. It is fixed when the first pool has been made.
+var useAsm = asmName() != ""
 
 // kernelName says which clear and verify code is in use, and when that is not
 // what the machine seemed good for, why.
@@ -40,7 +30,7 @@ var kernelName = nameKernel()
 const portable = "portable" // the plain Go code
 
 func nameKernel() string {
-	if useAsm() {
+	if useAsm {
 		return asmName()
 	}
 	return portable
@@ -69,12 +59,16 @@ const clearMost = 2047
 //
 //go:noinline
 func zeroPiece(b []byte) {
-	if len(b) > asmMost {
+	if len(b) > wipeStep {
 		zeroPieces(b)
 		return
 	}
 	raceWrite(b)
-	zeroAsm(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
+	if useAsm {
+		zeroAsm(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
+		return
+	}
+	zeroGeneric(b)
 }
 
 //go:noinline
@@ -83,11 +77,6 @@ func zeroPieces(b []byte) {
 		zeroPiece(b[:wipeStep])
 		b = b[wipeStep:]
 	}
-	if !useAsm() {
-		raceWrite(b)
-		zeroGeneric(b)
-		return
-	}
 	zero(b)
 }
 
@@ -95,29 +84,24 @@ func zeroPieces(b []byte) {
 // read soon. Where there is a better way for that, the stores go round the caches:
 // they need not read the memory first, and they leave the caches to others.
 func zeroCold(b []byte) {
-	if !coldAsm || !useAsm() || len(b) < coldLeast {
-		zero(b)
-		return
+	if coldAsm && useAsm {
+		for len(b) >= coldLeast {
+			n := min(len(b), wipeStep)
+			zeroColdPiece(b[:n])
+			b = b[n:]
+		}
 	}
-	for len(b) > wipeStep {
-		zeroColdPiece(b[:wipeStep])
-		b = b[wipeStep:]
-	}
-	zeroColdPiece(b)
+	zero(b)
 }
 
-// coldLeast is the length from which zeroCold goes round the caches. Below about
-// 8 KB that does not pay (BENCHMARKS.md).
+// coldLeast is the length from which zeroCold goes round the caches. For less,
+// the fence at the end would cost more than is gained.
 const coldLeast = 8 << 10
 
 //go:noinline
 func zeroColdPiece(b []byte) {
 	raceWrite(b)
-	if len(b) >= asmMinZero {
-		zeroColdAsm(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
-		return
-	}
-	clear(b)
+	zeroColdAsm(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
 }
 
 // asmMinZero is the shortest range that zeroAsm and zeroColdAsm take.
@@ -132,7 +116,7 @@ func firstNonZero(b []byte) int {
 		return firstInPieces(b)
 	}
 	raceRead(b)
-	if useAsm() && len(b) >= asmMinRead {
+	if useAsm && len(b) >= asmMinRead {
 		return firstNonZeroAsm(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
 	}
 	return firstNonZeroGeneric(b)
@@ -164,15 +148,18 @@ var selfTested sync.Once
 // the call that found it returns the error.
 func selfTest() (err error) {
 	selfTested.Do(func() {
-		if !useAsm() {
+		if !useAsm {
 			return
 		}
-		if err = compareKernels(underTest.zero, underTest.firstNonZero); err == nil {
-			err = compareKernels(underTest.zeroCold, underTest.firstNonZero)
+		if err = compareZero(underTest.zero); err == nil {
+			err = compareZero(underTest.zeroCold)
+		}
+		if err == nil {
+			err = compareSearch(underTest.firstNonZero)
 		}
 		if err != nil {
 			kernelName = fmt.Sprintf("%s (%s failed its self-test)", portable, kernelName)
-			asmMost = 0
+			useAsm = false
 		}
 	})
 	return err
@@ -184,33 +171,74 @@ var underTest = struct {
 	firstNonZero   func([]byte) int
 }{zero, zeroCold, firstNonZero}
 
-// compareKernels runs zero and firstNonZero on lengths that take each path
-// through the assembly, and returns the first difference from the plain code. It
-// takes about 0.3 ms.
-func compareKernels(zero func([]byte), firstNonZero func([]byte) int) error {
-	const margin, most = 64, 41 << 10 // more than any threshold of the kernels
-	full := bytes.Repeat([]byte{0xa5}, margin+most+margin)
+// The lengths that the self-test tries take each path through the assembly, and
+// the offsets leave each kind of a head.
+var (
+	comparedLengths = []int{0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 257, 513, 767, clearMost, clearMost + 1, 2049, 2111, 2175, 16 << 10, comparedMost}
+	comparedOffsets = []int{0, 1, 31, comparedMargin}
+)
+
+const (
+	comparedMargin = 64       // bytes before and behind a range that must stay as they are
+	comparedMost   = 41 << 10 // more than any threshold of the kernels
+)
+
+// compareZero returns the first difference between zero and the plain code.
+func compareZero(zero func([]byte)) error {
+	full := bytes.Repeat([]byte{0xa5}, comparedMargin+comparedMost+comparedMargin)
 	got, want := bytes.Clone(full), bytes.Clone(full)
-	for _, n := range []int{0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 257, 513, 767, clearMost, clearMost + 1, 2049, 2111, 2175, 16 << 10, most} {
-		for _, off := range []int{0, 1, 31, margin} {
+	for _, n := range comparedLengths {
+		for _, off := range comparedOffsets {
 			end := off + n
 			zero(got[off:end])
 			zeroGeneric(want[off:end])
-			if !bytes.Equal(got[:end+margin], want[:end+margin]) {
+			if !bytes.Equal(got[:end+comparedMargin], want[:end+comparedMargin]) {
 				return fmt.Errorf("zero of %d bytes at offset %d is wrong", n, off)
-			}
-			// The zeros lie between bytes that are not. Put such a byte among
-			// them, then further ones before it.
-			for _, i := range []int{-1, n - 1, n / 2, 0} {
-				if 0 <= i && i < n {
-					got[off+i] = 0x80
-				}
-				if g, w := firstNonZero(got[off:end]), firstNonZeroGeneric(got[off:end]); g != w {
-					return fmt.Errorf("the first non-zero byte of %d at offset %d is at %d, found at %d", n, off, w, g)
-				}
 			}
 			copy(got[:end], full)
 			copy(want[:end], full)
+		}
+	}
+	return nil
+}
+
+// compareSearch returns the first difference between firstNonZero and the plain
+// code, on zeros that lie between bytes that are not.
+func compareSearch(firstNonZero func([]byte) int) error {
+	full := bytes.Repeat([]byte{0xa5}, comparedMargin+comparedMost+comparedMargin)
+	got := bytes.Clone(full)
+	for _, n := range comparedLengths {
+		// An odd step between the places of a byte that is alone: they go through
+		// each register of each stream. What is left out of an OR is found by this only.
+		step := n/64 | 1
+		for _, off := range comparedOffsets {
+			b := got[off : off+n]
+			clear(b)
+			check := func() error {
+				if g, w := firstNonZero(b), firstNonZeroGeneric(b); g != w {
+					return fmt.Errorf("the first non-zero byte of %d at offset %d is at %d, found at %d", n, off, w, g)
+				}
+				return nil
+			}
+			if err := check(); err != nil {
+				return err
+			}
+			for i := 0; i < n; i += step {
+				b[i] = 0x80
+				if g := firstNonZero(b); g != i {
+					return fmt.Errorf("the only non-zero byte of %d at offset %d is at %d, found at %d", n, off, i, g)
+				}
+				b[i] = 0
+			}
+			for _, i := range []int{n - 1, n / 2, 0} { // each before the last one
+				if i >= 0 && i < n {
+					b[i] = 0x80
+				}
+				if err := check(); err != nil {
+					return err
+				}
+			}
+			copy(b, full)
 		}
 	}
 	return nil

@@ -64,7 +64,7 @@ func TestRaceCase(t *testing.T) {
 
 func TestRaceDetectorSeesLateWrites(t *testing.T) {
 	kernels := []string{portable}
-	if useAsm() {
+	if useAsm {
 		kernels = append(kernels, kernelName)
 	}
 	for _, kernel := range kernels {

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -32,6 +33,7 @@ type implementation struct {
 func implementations() []implementation {
 	all := []implementation{
 		{"in use: " + kernelName, zero, firstNonZero, 0},
+		{"in use, cold: " + kernelName, zeroCold, firstNonZero, 0},
 		{"portable", zeroGeneric, firstNonZeroGeneric, 0},
 	}
 	if asmName() == "" {
@@ -61,9 +63,9 @@ func (k implementation) requireFirst(t *testing.T, want int, b []byte, context s
 
 // usePortable switches to the plain Go code until the test is over.
 func usePortable(t testing.TB) {
-	asm, name := asmMost, kernelName
-	asmMost, kernelName = 0, portable
-	t.Cleanup(func() { asmMost, kernelName = asm, name })
+	asm, name := useAsm, kernelName
+	useAsm, kernelName = false, portable
+	t.Cleanup(func() { useAsm, kernelName = asm, name })
 }
 
 // Which implementation runs where. WORKSPACE_KERNEL pins it, for runs on an
@@ -88,7 +90,7 @@ func TestKernelInUse(t *testing.T) {
 	} else {
 		require.Equal(t, want, kernelName)
 	}
-	require.Equal(t, kernelName != portable, useAsm())
+	require.Equal(t, kernelName != portable, useAsm)
 	p := newTestPool(t, Config{})
 	require.Equal(t, kernelName, p.Stats().Kernel)
 
@@ -394,7 +396,7 @@ func TestKernelsStopBetweenPieces(t *testing.T) {
 		"search": {func() { firstNonZero(buf) }, `firstNonZero\(\{0x[0-9a-f]+\??, 0x40000[^)]*\)\n.*\n.*firstInPieces\(`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if name == "search" && !useAsm() {
+			if name == "search" && !useAsm {
 				t.Skip("the plain code of it can be stopped anywhere")
 			}
 			var wg sync.WaitGroup
@@ -459,6 +461,11 @@ func faultyKernels() []implementation {
 	}
 }
 
+// compareKernels is what the self-test does with a pair of kernels.
+func compareKernels(zero func([]byte), firstNonZero func([]byte) int) error {
+	return errors.Join(compareZero(zero), compareSearch(firstNonZero))
+}
+
 func TestCompareKernelsFindsFaults(t *testing.T) {
 	require.NoError(t, compareKernels(zeroGeneric, firstNonZeroGeneric))
 	for _, k := range implementations() {
@@ -473,11 +480,11 @@ func TestCompareKernelsFindsFaults(t *testing.T) {
 
 // plantFault makes the next pool run the self-test again, on k.
 func plantFault(t *testing.T, k implementation) {
-	asm, name, tested := asmMost, kernelName, underTest
+	asm, name, tested := useAsm, kernelName, underTest
 	underTest.zero, underTest.firstNonZero = k.zero, k.firstNonZero
 	selfTested = sync.Once{}
 	t.Cleanup(func() {
-		asmMost, kernelName, underTest = asm, name, tested
+		useAsm, kernelName, underTest = asm, name, tested
 		selfTested = sync.Once{}
 	})
 }
@@ -485,7 +492,7 @@ func plantFault(t *testing.T, k implementation) {
 // A kernel that fails is not used; the first pool says so, once, and everything
 // works.
 func TestSelfTestFallsBack(t *testing.T) {
-	if !useAsm() {
+	if !useAsm {
 		t.Skip("nothing to fall back from")
 	}
 	for _, k := range faultyKernels() {
@@ -496,7 +503,7 @@ func TestSelfTestFallsBack(t *testing.T) {
 			cfg := Config{Name: "edge", Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))}
 			p := newTestPool(t, cfg)
 			failed := fmt.Sprintf("portable (%s failed its self-test)", was)
-			require.False(t, useAsm())
+			require.False(t, useAsm)
 			require.Equal(t, failed, p.Stats().Kernel)
 			require.Contains(t, log.String(), "level=ERROR")
 			require.Contains(t, log.String(), "pool=edge")
@@ -535,7 +542,7 @@ func TestSelfTestRunsOnceAndPasses(t *testing.T) {
 	}
 	wg.Wait()
 	once := runs
-	if !useAsm() {
+	if !useAsm {
 		require.Zero(t, runs, "the plain code is not compared with itself")
 	} else {
 		require.Positive(t, runs)
