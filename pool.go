@@ -139,9 +139,11 @@ func (p *Pool) take(strict bool) (*block, Mode, error) {
 // mustBeMade panics unless NewPool made p.
 func (p *Pool) mustBeMade() {
 	if p == nil || p.self != p {
-		panic(fmt.Errorf("%w: this Pool came not from NewPool, or is a copy", ErrMisuse))
+		panic(errNotMade)
 	}
 }
+
+var errNotMade = fmt.Errorf("%w: this Pool came not from NewPool, or is a copy", ErrMisuse)
 
 // refusalLocked returns why no further block may be handed out, or nil.
 func (p *Pool) refusalLocked() error {

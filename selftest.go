@@ -3,7 +3,6 @@ package workspace
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"time"
 )
@@ -17,19 +16,19 @@ const selfTestReport = 10 * time.Second
 // wipes it and reports it, the counter rises, the breaker opens, and the block is
 // abandoned. A clean request must cause none of that.
 //
-// The requests, counters, breaker and OnViolation of p have no part in it. It takes
-// about a millisecond and may be called from any goroutine at any time: at start, and
-// then daily. The error wraps [ErrSelfTest] and says what did not react.
+// The requests, counters, breaker and OnViolation of p have no part in it. It
+// allocates six blocks and lets them go. Any goroutine may call it at any time: at start,
+// and then daily. The error wraps [ErrSelfTest] and says what did not react.
 func (p *Pool) SelfTest() error {
 	p.mustBeMade()
-	for _, h := range []Half{Client, Backend} {
-		size := p.cfg.ClientSize
-		if h == Backend {
-			size = p.cfg.BackendSize
-		}
-		for _, past := range []int{0, (size - selfTestMark) / 2, size - selfTestMark - 1} {
-			if err := p.selfTest(h, selfTestMark+past); err != nil {
-				return fmt.Errorf("%w: byte %d of the %s half: %w", ErrSelfTest, selfTestMark+past, h, err)
+	for _, h := range []struct {
+		half  Half
+		arena func(*Workspace) *Arena
+		size  int
+	}{{Client, (*Workspace).Client, p.cfg.ClientSize}, {Backend, (*Workspace).Backend, p.cfg.BackendSize}} {
+		for _, off := range []int{selfTestMark, (selfTestMark + h.size) / 2, h.size - 1} {
+			if err := p.plant(h.arena, off); err != nil {
+				return fmt.Errorf("%w: byte %d of the %s half: %w", ErrSelfTest, off, h.half, err)
 			}
 		}
 	}
@@ -39,30 +38,30 @@ func (p *Pool) SelfTest() error {
 // selfTestMark is the mark past which a byte is planted.
 const selfTestMark = 104
 
-// selfTest plants a byte at offset off of the half h.
-func (p *Pool) selfTest(h Half, off int) error {
+// plant runs a clean request, then one that plants a byte at offset off of a half.
+func (p *Pool) plant(arena func(*Workspace) *Arena, off int) error {
 	reported := make(chan *Violation, maxReports)
 	probe, err := NewPool(Config{
 		Name: p.cfg.Name + " self-test", ClientSize: p.cfg.ClientSize, BackendSize: p.cfg.BackendSize,
 		Mode: Watermark, AuditEvery: 1, MaxIdle: 1,
 		OnViolation: func(v *Violation) { reported <- v },
-		Logger:      slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger:      slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
 	}
 
 	clean := probe.Acquire()
-	clean.arena(h).Alloc(selfTestMark)
+	arena(clean).Alloc(selfTestMark)
 	clean.Release()
 	if s := probe.Stats(); s.Violations != 0 || s.BreakerOpen || s.Idle != 1 {
 		return fmt.Errorf("a clean request: %d violations, breaker open: %v, %d blocks to reuse; want 0, false, 1", s.Violations, s.BreakerOpen, s.Idle)
 	}
 
 	ws := probe.Acquire()
-	a := ws.arena(h)
+	a := arena(ws)
+	h, mem := a.half, a.mem()
 	a.Alloc(selfTestMark - minAlign)
-	mem := a.mem()
 	mem[off] = 0x80
 	a.Alloc(minAlign) // an operation like any other: its audit is the sampler's
 	left := mem[off]
@@ -88,11 +87,4 @@ func (p *Pool) selfTest(h Half, off int) error {
 		return fmt.Errorf("the block was not abandoned: %d abandoned, %d idle", s.Abandoned, s.Idle)
 	}
 	return nil
-}
-
-func (ws *Workspace) arena(h Half) *Arena {
-	if h == Client {
-		return ws.Client()
-	}
-	return ws.Backend()
 }
