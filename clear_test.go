@@ -2,7 +2,11 @@ package workspace
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -84,4 +88,23 @@ func TestZeroCanBeInterrupted(t *testing.T) {
 		return bytes.Contains(dump[:runtime.Stack(dump, true)], []byte("workspace.zeroPiece("))
 	}, waitLimit, pollEvery, "a wipe of %d bytes was never stopped between two pieces", len(big))
 	runtime.GC() // a collection beside running wipes comes to its end
+}
+
+// Advice by which the kernel may take pages back some day is no way to wipe: until
+// it does, the old bytes are there to be read. Nor is the size of the process
+// what to judge a pool by; Stats counts blocks (golang/go#28466, golang/go#33376,
+// m3db/m3#2037).
+func TestNoAdviceCountsAsAWipe(t *testing.T) {
+	advice := regexp.MustCompile(`(?i)madv|DiscardVirtualMemory|MEM_RESET|FreeOSMemory`)
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	require.Contains(t, files, "kernel.go", "the sources must be here")
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		require.NotRegexp(t, advice, string(text), name)
+	}
 }

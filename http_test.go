@@ -944,6 +944,91 @@ func TestEventStream(t *testing.T) {
 	}
 }
 
+// A client that reads slowly gets an answer that was complete, for the handler,
+// long before; meanwhile the block has other requests (urbit/urbit#973).
+func TestSlowReaderGetsTheAnswer(t *testing.T) {
+	const pieces, size = 100, 4 << 10
+	for _, http2 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
+			pool := httpPool(t, Config{Mode: Watermark, AuditEvery: -1})
+			srv := httptest.NewUnstartedServer(pool.HandlerFunc(func(w http.ResponseWriter, r *http.Request, ws *Workspace) {
+				a := ws.Client()
+				start := a.Snapshot()
+				for range pieces {
+					a.Rewind(start) // each piece in the same place
+					b := a.Alloc(size)
+					stain(b, 1)
+					if _, err := w.Write(b); err != nil {
+						t.Error(err)
+					}
+					if err := http.NewResponseController(w).Flush(); err != nil {
+						t.Error(err)
+					}
+				}
+			}))
+			srv.EnableHTTP2 = http2
+			if http2 {
+				srv.StartTLS()
+			} else {
+				srv.Start()
+			}
+			defer srv.Close()
+			resp, err := srv.Client().Get(srv.URL)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			require.Equal(t, http2, resp.ProtoMajor == 2)
+			var got []byte
+			piece, visits := make([]byte, 1<<10), 0
+			for len(got) < pieces*size {
+				_, err := io.ReadFull(resp.Body, piece)
+				require.NoError(t, err)
+				got = append(got, piece...)
+				if pool.Stats().InUse == 0 { // the handler is done
+					visitors(t, pool.Pool, 2, 1)
+					visits++
+				} else {
+					runtime.Gosched()
+				}
+			}
+			require.NoError(t, onlyTag(got, 1), "what the client received")
+			require.Positive(t, visits, "other requests while the answer was under way")
+			require.EqualValues(t, 1, pool.Stats().Created, "all on one block")
+		})
+	}
+}
+
+// A writer that is not from net/http may keep what it was given and send it when
+// the handler is gone. Whoever has such a writer holds the workspace until it has.
+func TestWriterThatKeepsWhatItGets(t *testing.T) {
+	for _, entry := range entries {
+		pool := httpPool(t, Config{Mode: Watermark, MaxIdle: 2})
+		w := &keepingWriter{ResponseWriter: httptest.NewRecorder()}
+		entry.wrap(pool.Pool, func(w http.ResponseWriter, r *http.Request, ws *Workspace) {
+			b := ws.Client().Alloc(1000)
+			stain(b, 1)
+			w.(*keepingWriter).sent = ws.Hold()
+			w.Write(b)
+		}).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		visitors(t, pool.Pool, 2, 5)
+		require.EqualValues(t, 1, pool.Stats().InUse, "the hold")
+		require.NoError(t, onlyTag(w.kept, 1), "what is sent late")
+		w.sent()
+		require.Equal(t, 2, requireQuiet(t, pool.Pool).Idle, "reused once it is sent")
+		visitors(t, pool.Pool, 10, 2)
+	}
+}
+
+type keepingWriter struct {
+	http.ResponseWriter
+	kept []byte
+	sent func()
+}
+
+func (w *keepingWriter) Write(b []byte) (int, error) {
+	w.kept = b
+	return len(b), nil
+}
+
 // A writerPart gives optional methods to a ResponseWriter, and counts their calls.
 type writerPart struct{ calls atomic.Int64 }
 

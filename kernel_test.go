@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"regexp"
 	"runtime"
+	"runtime/pprof"
+	"runtime/trace"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -417,6 +420,73 @@ func TestKernelsStopBetweenPieces(t *testing.T) {
 			wg.Wait()
 		})
 	}
+}
+
+// The kernels take ranges that end where their object on the heap ends. Under the
+// race detector conversions of pointers are checked as well, and one wider than
+// what is left would be an error (etcd-io/bbolt#201, golang/go#78413).
+func TestKernelsAtTheEndOfAnObject(t *testing.T) {
+	eachImplementation(t, func(t *testing.T, k implementation) {
+		for _, size := range []int{8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 4096} {
+			object := make([]byte, size) // of a size class: nothing is left behind it
+			for n := 0; n <= size; n += scaled(1, 7) {
+				b := object[size-n:]
+				k.requireFirst(t, -1, b, fmt.Sprintf("object of %d bytes", size))
+				if n == 0 {
+					continue
+				}
+				for _, i := range []int{n - 1, 0} {
+					b[i] = 1
+					k.requireFirst(t, i, b, fmt.Sprintf("object of %d bytes", size))
+				}
+				k.zero(b)
+				k.requireFirst(t, -1, b, "zeroed")
+			}
+		}
+	})
+}
+
+// The tracer and the profiler walk the stack by frame pointers, at any moment. A
+// kernel that overwrote its caller's would crash only then (apache/arrow-go#150).
+func TestKernelsUnderTracerAndProfiler(t *testing.T) {
+	if err := trace.Start(io.Discard); err != nil {
+		t.Skip("a trace is being taken already: ", err)
+	}
+	defer trace.Stop()
+	var profile bytes.Buffer
+	if err := pprof.StartCPUProfile(&profile); err != nil {
+		t.Skip("a profile is being taken already: ", err)
+	}
+	defer pprof.StopCPUProfile()
+	runtime.SetBlockProfileRate(1)
+	defer runtime.SetBlockProfileRate(0)
+
+	duration := time.Duration(scaled(300, 60)) * time.Millisecond
+	eachImplementation(t, func(t *testing.T, k implementation) {
+		var wg sync.WaitGroup
+		events := make(chan int) // blocking is what the tracer takes stacks for
+		for range 2 {
+			wg.Go(func() {
+				buf := make([]byte, 40_000)
+				for range events {
+					for _, n := range []int{32, 300, 3000, len(buf)} {
+						k.zero(buf[:n])
+						if i := k.firstNonZero(buf[:n]); i != -1 {
+							t.Errorf("byte %d of %d", i, n)
+						}
+					}
+				}
+			})
+		}
+		for start, i := time.Now(), 0; time.Since(start) < duration; i++ {
+			events <- i
+			if i%1000 == 0 {
+				runtime.GC()
+			}
+		}
+		close(events)
+		wg.Wait()
+	})
 }
 
 // faultyKernels each have one fault of a kind that a wrong processor, emulator or

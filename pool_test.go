@@ -276,6 +276,42 @@ func TestPoolTrim(t *testing.T) {
 	require.Zero(t, p.Trim(0))
 }
 
+// Pools that keep the largest buffer that ever was, or as many as there ever were,
+// never give the memory of a burst back (golang/go#23199, grpc/grpc-go#8500).
+func TestFootprintAfterABurst(t *testing.T) {
+	const idle, burst = 8, 60
+	p := newTestPool(t, Config{MaxIdle: idle, AuditEvery: -1}).Pool
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	all, _ := acquireMany(p, burst)
+	for i, ws := range all {
+		stain(ws.Client().Alloc(DefaultHalfSize), i)
+		if i%20 == 0 {
+			stain(ws.Backend().Alloc(8<<20), i) // from the heap
+		}
+	}
+	releaseAll(all)
+	clear(all)
+	visitors(t, p, 100, 50) // then one request at a time
+	s := p.Stats()
+	require.Equal(t, idle, s.Idle)
+	require.EqualValues(t, burst, s.Created)
+	require.EqualValues(t, burst-idle, s.Discarded)
+	const blockSize = 2 * (DefaultHalfSize + guardSize)
+	for _, blk := range p.idle {
+		require.Len(t, blk.mem, blockSize, "overflow memory does not enter the pool")
+		require.Equal(t, blockSize, cap(blk.mem))
+	}
+	require.LessOrEqual(t, heap()-before, int64(idle*blockSize*11/10), "what the pool keeps, and a tenth")
+	runtime.KeepAlive(p)
+}
+
 // dgraph-io/badger#1136, numtide/treefmt#696.
 func TestPoolClose(t *testing.T) {
 	p := smallPool(t, Config{MaxIdle: 8}).Pool

@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -173,6 +176,57 @@ func TestAtomicsInTheArena(t *testing.T) {
 		}](a, 3)[1]
 		require.EqualValues(t, 4, m.big.Add(4))
 		require.Zero(t, m.small)
+	}
+}
+
+// Plain 64-bit words that are used atomically crash on 32-bit machines when they
+// are not aligned, as in a struct behind a smaller field (golang/go#13868,
+// minio/minio#12559). The types of package atomic see to it themselves, so the
+// library uses no others.
+func TestAtomicsAreAlignedAnywhere(t *testing.T) {
+	var mine struct {
+		small  uint32
+		pool   Pool
+		small2 uint32
+		ws     Workspace
+	}
+	for name, n := range map[string]*atomic.Int64{"rests": &mine.pool.rests, "abandoned": &mine.pool.abandoned} {
+		require.Zero(t, uintptr(unsafe.Pointer(n))%8, name)
+		require.EqualValues(t, 1, n.Add(1))
+	}
+	mine.ws.doubt(doubtPanic)
+	require.NotZero(t, mine.ws.doubts.Load())
+
+	function := regexp.MustCompile(`\batomic\.(Add|And|CompareAndSwap|Load|Or|Store|Swap)(Int|Uint)`)
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	for _, name := range files {
+		if !strings.HasSuffix(name, "_test.go") {
+			text, err := os.ReadFile(name)
+			require.NoError(t, err)
+			require.NotRegexp(t, function, string(text), name)
+		}
+	}
+}
+
+// The last value of a half ends where the half ends. The race build also checks
+// that no conversion of a pointer reaches beyond its object (etcd-io/bbolt#201,
+// golang/go#78413).
+func TestTypedAtTheVeryEnd(t *testing.T) {
+	ws := acquireSmall(t, Config{})
+	for _, h := range bothHalves {
+		a := arenaOf(ws, h)
+		start := a.Snapshot()
+		for n := 1; n <= 5; n++ {
+			a.Rewind(start)
+			a.Alloc(arenaHalf - n*int(unsafe.Sizeof(plainStruct{})))
+			s := MakeSlice[plainStruct](a, n)
+			s[n-1] = plainStruct{A: 1, D: 1i, E: true}
+			require.Equal(t, s, CopyOf(a, s), "on the heap, as nothing is left")
+			require.Equal(t, arenaHalf, a.Position())
+			require.Equal(t, arenaHalf, placeOf(a, bytesOf(&s[0], n))+len(bytesOf(&s[0], n)))
+			require.NoError(t, ws.Audit())
+		}
 	}
 }
 
