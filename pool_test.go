@@ -291,14 +291,14 @@ func TestFootprintAfterABurst(t *testing.T) {
 	before := heap()
 	all, _ := acquireMany(p, burst)
 	for i, ws := range all {
-		stain(ws.Client().Alloc(DefaultHalfSize), i)
+		smear(ws.Client().Alloc(DefaultHalfSize), tag(i))
 		if i%20 == 0 {
-			stain(ws.Backend().Alloc(8<<20), i) // from the heap
+			smear(ws.Backend().Alloc(8<<20), tag(i)) // from the heap
 		}
 	}
 	releaseAll(all)
 	clear(all)
-	visitors(t, p, 100, 50) // then one request at a time
+	visitors(t, p, 100, scaled(50, 3)) // then one request at a time
 	s := p.Stats()
 	require.Equal(t, idle, s.Idle)
 	require.EqualValues(t, burst, s.Created)
