@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"go/ast"
@@ -10,6 +11,7 @@ import (
 	"go/token"
 	"go/types"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -130,9 +132,11 @@ type binary struct {
 
 // builder builds test programs in a directory of its own.
 type builder struct {
-	dir string // of the package
-	tmp string
-	n   int
+	dir  string // of the package
+	tmp  string
+	keep string // where the program with all mutants stays; "": nowhere
+	id   string // of the sources and tests
+	n    int
 }
 
 // build compiles the tests with the given files in place of those on disk.
@@ -178,8 +182,23 @@ func (b *builder) buildAll(ms []*mutant, files map[string]*file) (path string, i
 		sources[name] = f.combined(ms, ids)
 		sources["mutant_select.go"] = fmt.Sprintf(selectFile, f.ast.Name.Name)
 	}
-	path, err = b.build(sources)
-	return path, ids, err
+	if b.keep == "" {
+		path, err = b.build(sources)
+		return path, ids, err
+	}
+	h := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(sources)) {
+		io.WriteString(h, sources[name])
+	}
+	path = filepath.Join(b.keep, fmt.Sprintf("%s-%x.test", b.id, h.Sum(nil)[:8]))
+	if _, err := os.Stat(path); err == nil {
+		return path, ids, nil
+	}
+	built, err := b.build(sources)
+	if err != nil {
+		return "", nil, err
+	}
+	return path, ids, os.Rename(built, path)
 }
 
 // filesOf returns the files of ms, in their order.

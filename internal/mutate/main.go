@@ -43,7 +43,7 @@ type options struct {
 	seed            uint64
 	list            bool
 	workers         int
-	run, json       string
+	run, json, keep string
 	resume, again   bool
 	timeout, budget time.Duration
 }
@@ -61,6 +61,7 @@ func main() {
 	flag.IntVar(&o.workers, "workers", 1, "mutants tested at once")
 	flag.StringVar(&o.run, "run", "", "run only the tests that match this `regexp`")
 	flag.StringVar(&o.json, "json", "", "append results to this `file`, a line each")
+	flag.StringVar(&o.keep, "keep", "", "keep the program that has all mutants in this `directory`, and use it again")
 	flag.BoolVar(&o.resume, "resume", false, "do not repeat what stands in the -json file")
 	flag.BoolVar(&o.again, "again", false, "with -resume: repeat survivors all the same")
 	flag.DurationVar(&o.timeout, "timeout", 2*time.Minute, "of the tests on one mutant; a mutant that takes longer is killed")
@@ -108,20 +109,21 @@ func mutate(ctx context.Context, p plan, o options, equivalentText string, out, 
 		return 0, nil
 	}
 
-	sources, err := hashSources(p.dir)
+	sources, tests, err := hashes(p.dir)
 	if err != nil {
 		return 0, err
 	}
+	unchanged := "no mutant, tests " + tests
 	var results []result
+	sane := false
 	if o.resume {
-		if results, err = o.earlier(ms, sources); err != nil {
+		if results, sane, err = o.earlier(ms, sources, unchanged); err != nil {
 			return 0, err
 		}
-		done := map[*mutant]bool{}
-		for _, r := range results {
-			done[r.mutant] = true
-		}
-		ms = slices.DeleteFunc(slices.Clone(ms), func(m *mutant) bool { return done[m] })
+	}
+	known := map[*mutant]string{} // verdicts
+	for _, r := range results {
+		known[r.mutant] = r.Verdict
 	}
 	report := func(result) error { return nil }
 	if o.json != "" {
@@ -145,16 +147,18 @@ func mutate(ctx context.Context, p plan, o options, equivalentText string, out, 
 		ctx, cancel = context.WithTimeout(ctx, o.budget)
 		defer cancel()
 	}
-	t := &tester{p: p, o: o, files: files, total: len(ms), progress: progress, begun: time.Now()}
+	t := &tester{p: p, o: o, files: files, known: known, sane: sane && o.run == "", unchanged: unchanged, total: len(ms) - len(known), progress: progress}
 	t.report = func(r result) error {
 		r.Sources = sources
-		results = append(results, r)
+		if r.mutant != nil {
+			results = append(results, r)
+		}
 		return report(r)
 	}
-	if len(ms) > 0 {
-		err = t.test(ctx, ms, &builder{dir: p.dir, tmp: tmp})
+	if t.total > 0 {
+		err = t.test(ctx, ms, &builder{dir: p.dir, tmp: tmp, keep: o.keep, id: sources + "-" + tests})
 	}
-	open = summary(out, results, equivalents, len(ms)-t.done, time.Since(begun))
+	open = summary(out, results, equivalents, t.total-t.done, time.Since(begun))
 	if ctx.Err() != nil {
 		err = nil // cut short: the summary says so
 	}
@@ -189,14 +193,15 @@ func (o *options) choose(all []*mutant) ([]*mutant, error) {
 }
 
 // earlier returns the results on ms that an earlier run has left, if the sources
-// are still the same. The last one on a mutant counts.
-func (o *options) earlier(ms []*mutant, sources string) ([]result, error) {
+// are still the same. The last one on a mutant counts. sane says that one is
+// named unchanged: the tests that passed without a mutant are still the same.
+func (o *options) earlier(ms []*mutant, sources, unchanged string) (out []result, sane bool, err error) {
 	f, err := os.Open(o.json)
 	if err != nil {
 		if os.IsNotExist(err) {
-			return nil, nil
+			err = nil
 		}
-		return nil, err
+		return nil, false, err
 	}
 	defer f.Close()
 	last := map[string]result{}
@@ -204,51 +209,56 @@ func (o *options) earlier(ms []*mutant, sources string) ([]result, error) {
 	for lines.Scan() {
 		var r result
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			return nil, fmt.Errorf("%s: %w", o.json, err)
+			return nil, false, fmt.Errorf("%s: %w", o.json, err)
 		}
 		if r.Sources == sources {
 			last[r.Key] = r
 		}
 	}
-	var out []result
 	for _, m := range ms {
 		if r, ok := last[m.key()]; ok && !(o.again && r.Verdict == survived) {
 			r.mutant = m
 			out = append(out, r)
 		}
 	}
-	return out, lines.Err()
+	return out, last[unchanged].Key != "", lines.Err()
 }
 
-// hashSources identifies the package without its tests.
-func hashSources(dir string) (string, error) {
+// hashes identify the package without its tests, and the tests.
+func hashes(dir string) (sources, tests string, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	h := sha256.New()
+	hs, ht := sha256.New(), sha256.New()
 	for _, name := range names {
-		if ext := filepath.Ext(name); ext != ".go" && ext != ".s" || strings.HasSuffix(name, "_test.go") {
+		if ext := filepath.Ext(name); ext != ".go" && ext != ".s" {
 			continue
 		}
 		b, err := os.ReadFile(name)
 		if err != nil {
-			return "", err
+			return "", "", err
+		}
+		h := hs
+		if strings.HasSuffix(name, "_test.go") {
+			h = ht
 		}
 		fmt.Fprintf(h, "%s %d\n%s", filepath.Base(name), len(b), b)
 	}
-	return fmt.Sprintf("%x", h.Sum(nil)[:8]), nil
+	return fmt.Sprintf("%x", hs.Sum(nil)[:8]), fmt.Sprintf("%x", ht.Sum(nil)[:8]), nil
 }
 
 // A tester tests mutants and tells how far it is.
 type tester struct {
-	p        plan
-	o        options
-	files    map[string]*file
-	total    int
-	progress io.Writer
-	begun    time.Time
-	report   func(result) error
+	p         plan
+	o         options
+	files     map[string]*file
+	known     map[*mutant]string // verdicts of an earlier run
+	sane      bool               // the tests have passed without a mutant
+	unchanged string             // the key of that result
+	total     int                // without these
+	progress  io.Writer
+	report    func(result) error
 
 	mu      sync.Mutex
 	done    int
@@ -269,6 +279,15 @@ func (t *tester) test(ctx context.Context, ms []*mutant, b *builder) error {
 			return ctx.Err()
 		}
 		f := t.files[m.File]
+		if v := t.known[m]; v == notViable {
+			continue
+		} else if v != "" {
+			// Built all the same, so that the compiler's cache can be used.
+			if f.together(m) {
+				together = append(together, m)
+			}
+			continue
+		}
 		if err := check.check(m.File, m.apply(f.src)); err != nil {
 			if err := t.record(result{mutant: m, Verdict: notViable, By: oneLine(err.Error())}); err != nil {
 				return err
@@ -288,11 +307,14 @@ func (t *tester) test(ctx context.Context, ms []*mutant, b *builder) error {
 		return err
 	}
 	t.started, t.clock = t.done, time.Now()
-	if len(together) > 0 {
-		if by, err := r.tests(ctx, binary{path: path}, orAll(t.o.run)); err != nil || by != "" {
+	if !t.sane {
+		if by, err := r.try(ctx, binary{path: path}); err != nil || by != "" {
 			return errors.Join(err, fmt.Errorf("the tests fail without a mutant: %s", by))
 		}
 		fmt.Fprintf(t.progress, "without a mutant the tests pass, in %.1fs\n", time.Since(t.clock).Seconds())
+		if err := t.report(result{Key: t.unchanged, Verdict: survived}); err != nil {
+			return err
+		}
 	}
 	t.clock = time.Now()
 
@@ -315,6 +337,9 @@ func (t *tester) test(ctx context.Context, ms []*mutant, b *builder) error {
 		})
 	}
 	for _, m := range together {
+		if t.known[m] != "" {
+			continue
+		}
 		if ctx.Err() != nil {
 			break
 		}
@@ -342,13 +367,6 @@ func (t *tester) test(ctx context.Context, ms []*mutant, b *builder) error {
 		os.Remove(path)
 	}
 	return ctx.Err()
-}
-
-func orAll(run string) string {
-	if run == "" {
-		return "."
-	}
-	return run
 }
 
 // one tests one mutant.

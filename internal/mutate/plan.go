@@ -72,6 +72,17 @@ func (p plan) mutants() ([]*mutant, map[string]*file, error) {
 		return f, err
 	}
 	var out []*mutant
+	for _, s := range p.semantic {
+		f, err := load(s.file)
+		if err != nil {
+			return nil, nil, err
+		}
+		m, err := s.mutant(f)
+		if err != nil {
+			return nil, nil, err
+		}
+		out = append(out, m)
+	}
 	for _, t := range p.targets {
 		f, err := load(t.file)
 		if err != nil {
@@ -83,17 +94,6 @@ func (p plan) mutants() ([]*mutant, map[string]*file, error) {
 			}
 		}
 		out = append(out, f.mutants(func(name string) bool { return t.funcs == nil || slices.Contains(t.funcs, name) })...)
-	}
-	for _, s := range p.semantic {
-		f, err := load(s.file)
-		if err != nil {
-			return nil, nil, err
-		}
-		m, err := s.mutant(f)
-		if err != nil {
-			return nil, nil, err
-		}
-		out = append(out, m)
 	}
 	number(out)
 	return out, files, nil

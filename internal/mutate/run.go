@@ -42,18 +42,18 @@ type runner struct {
 // try runs the program until a test fails. It returns "" when none did.
 func (r *runner) try(ctx context.Context, b binary) (by string, err error) {
 	if r.run != "" {
-		return r.tests(ctx, b, r.run)
+		return r.tests(ctx, b, "-test.run="+r.run)
 	}
-	if by, err = r.tests(ctx, b, quick); by != "" || err != nil {
+	if by, err = r.tests(ctx, b, "-test.run="+quick); by != "" || err != nil {
 		return by, err
 	}
-	return r.tests(ctx, b, ".")
+	return r.tests(ctx, b, "-test.skip="+quick)
 }
 
-func (r *runner) tests(ctx context.Context, b binary, pattern string) (string, error) {
+func (r *runner) tests(ctx context.Context, b binary, which string) (string, error) {
 	limit, cancel := context.WithTimeout(ctx, r.timeout+10*time.Second)
 	defer cancel()
-	cmd := command(limit, b.path, "-test.run="+pattern, "-test.short", "-test.failfast", "-test.count=1", "-test.timeout="+r.timeout.String())
+	cmd := command(limit, b.path, which, "-test.short", "-test.failfast", "-test.count=1", "-test.timeout="+r.timeout.String())
 	cmd.Dir = r.dir
 	cmd.Env = append(os.Environ(), b.env...)
 	cmd.WaitDelay = time.Second
