@@ -859,6 +859,7 @@ func TestDistrust(t *testing.T) {
 				a.Snapshot() // the check is not sampled
 				v := pool.violations(1)[0]
 				require.Equal(t, BadAccounting, v.Kind)
+				require.Equal(t, []any{-1, -1, 0, true}, []any{v.First, v.Last, v.Count, v.Guard}, "nothing was read")
 				require.Equal(t, arenaHalf, a.Mark())
 				require.Zero(t, a.Room())
 				_, err := a.TryAlloc(1)
@@ -869,6 +870,71 @@ func TestDistrust(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A message after the one that was distrusted has its own accounts.
+func TestDistrustEndsWithReset(t *testing.T) {
+	pool := newTestPool(t, Config{ClientSize: arenaHalf, BackendSize: arenaHalf})
+	ws := pool.Acquire()
+	defer ws.Release()
+	a := ws.Client()
+	a.Reserve(100)
+	a.resEnd = -1
+	a.after(OpSnapshot)
+	pool.violations(1)
+	require.Equal(t, arenaHalf, a.Mark())
+	ws.Reset()
+	require.Equal(t, []int{0, 0}, []int{a.Mark(), a.Position()})
+}
+
+// The integrity check comes with each operation. It is no audit and leaves the
+// sampler's gap as it is.
+func TestDistrustIsNoAudit(t *testing.T) {
+	pool := newTestPool(t, Config{ClientSize: arenaHalf, BackendSize: arenaHalf})
+	ws := pool.Acquire()
+	a := ws.Client()
+	before := pool.Stats().Totals().Audits
+	a.pos, a.skip = -1, 2
+	a.after(OpSnapshot)
+	pool.violations(1)
+	require.Equal(t, before, pool.Stats().Totals().Audits)
+	require.Equal(t, 1, a.skip)
+	ws.Release()
+}
+
+// Where int has 32 bits the largest gap can come to its end. Whoever has nothing
+// to audit then just gets the next one.
+func TestGapThatEndsWithNothingToAudit(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"sampler off": {AuditEvery: -1},
+		"no block":    {MaxLive: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := newTestPool(t, cfg)
+			first := pool.Acquire()
+			defer first.Release()
+			ws := pool.Acquire()
+			defer ws.Release()
+			audits := pool.Stats().Totals().Audits
+			for _, a := range []*Arena{ws.Client(), ws.Backend()} {
+				a.skip = 1
+				require.Len(t, a.Alloc(10), 10)
+				require.Positive(t, a.skip)
+			}
+			require.Equal(t, audits, pool.Stats().Totals().Audits)
+		})
+	}
+}
+
+// A Rewind that no Snapshot preceded since costs nothing to remember.
+func TestRewindAloneKeepsNoCuts(t *testing.T) {
+	a := acquireSmall(t, Config{}).Client()
+	s := a.Snapshot()
+	for range 10 {
+		a.Alloc(100)
+		a.Rewind(s)
+	}
+	require.Empty(t, a.cuts)
 }
 
 // Copies and zero values have no memory of their own; they must not touch that

@@ -76,6 +76,26 @@ func TestReleaseWipesWhatWasUsed(t *testing.T) {
 	}
 }
 
+// Whatever a violation found, what is written after it is wiped, too, though the
+// mode is Watermark and the breaker closed again.
+func TestDoubtWipesAll(t *testing.T) {
+	pool := newTestPool(t, Config{Mode: Watermark, AuditEvery: -1})
+	ws := pool.Acquire()
+	blk := ws.blk
+	blk.guard(Backend)[0]++
+	require.Error(t, ws.Audit())
+	pool.violations(1)
+	require.True(t, pool.Rearm("test"))
+	for _, h := range []Half{Client, Backend} {
+		mem := blk.half(h)
+		mem[0], mem[len(mem)-1] = 1, 1
+	}
+	ws.Release()
+	for _, h := range []Half{Client, Backend} {
+		require.Equal(t, -1, firstNonZero(blk.half(h)), "%s half", h)
+	}
+}
+
 // Each reason for doubt alone makes the block be abandoned, and counted under
 // its own name; without one it is reused.
 func TestDoubtsAbandonTheBlock(t *testing.T) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -140,7 +141,7 @@ type builder struct {
 }
 
 // build compiles the tests with the given files in place of those on disk.
-func (b *builder) build(sources map[string]string) (string, error) {
+func (b *builder) build(ctx context.Context, sources map[string]string) (string, error) {
 	b.n++
 	replace := map[string]string{}
 	for name, src := range sources {
@@ -159,7 +160,7 @@ func (b *builder) build(sources map[string]string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(b.tmp, fmt.Sprintf("%d.test", b.n))
-	cmd := exec.Command("go", "test", "-vet=off", "-c", "-o", path, "-overlay", list, ".")
+	cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-c", "-o", path, "-overlay", list, ".")
 	cmd.Dir = b.dir
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -169,7 +170,7 @@ func (b *builder) build(sources map[string]string) (string, error) {
 }
 
 // buildAll compiles ms into one program. The ids are the values of the variable.
-func (b *builder) buildAll(ms []*mutant, files map[string]*file) (path string, ids map[*mutant]string, err error) {
+func (b *builder) buildAll(ctx context.Context, ms []*mutant, files map[string]*file) (path string, ids map[*mutant]string, err error) {
 	ids = map[*mutant]string{}
 	byFile := map[string][]*mutant{}
 	for i, m := range ms {
@@ -183,7 +184,7 @@ func (b *builder) buildAll(ms []*mutant, files map[string]*file) (path string, i
 		sources["mutant_select.go"] = fmt.Sprintf(selectFile, f.ast.Name.Name)
 	}
 	if b.keep == "" {
-		path, err = b.build(sources)
+		path, err = b.build(ctx, sources)
 		return path, ids, err
 	}
 	h := sha256.New()
@@ -194,7 +195,7 @@ func (b *builder) buildAll(ms []*mutant, files map[string]*file) (path string, i
 	if _, err := os.Stat(path); err == nil {
 		return path, ids, nil
 	}
-	built, err := b.build(sources)
+	built, err := b.build(ctx, sources)
 	if err != nil {
 		return "", nil, err
 	}

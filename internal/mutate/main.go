@@ -115,15 +115,25 @@ func mutate(ctx context.Context, p plan, o options, equivalentText string, out, 
 	}
 	unchanged := "no mutant, tests " + tests
 	var results []result
+	known := map[*mutant]string{} // verdicts
 	sane := false
 	if o.resume {
-		if results, sane, err = o.earlier(ms, sources, unchanged); err != nil {
+		last, err := earlier(o.json, sources)
+		if err != nil {
 			return 0, err
 		}
-	}
-	known := map[*mutant]string{} // verdicts
-	for _, r := range results {
-		known[r.mutant] = r.Verdict
+		for _, m := range ms {
+			r, ok := last[m.key()]
+			if !ok || o.again && r.Verdict == survived {
+				continue
+			}
+			known[m] = r.Verdict
+			if r.Verdict != viable {
+				r.mutant = m
+				results = append(results, r)
+			}
+		}
+		_, sane = last[unchanged]
 	}
 	report := func(result) error { return nil }
 	if o.json != "" {
@@ -147,10 +157,10 @@ func mutate(ctx context.Context, p plan, o options, equivalentText string, out, 
 		ctx, cancel = context.WithTimeout(ctx, o.budget)
 		defer cancel()
 	}
-	t := &tester{p: p, o: o, files: files, known: known, sane: sane && o.run == "", unchanged: unchanged, total: len(ms) - len(known), progress: progress}
+	t := &tester{p: p, o: o, files: files, known: known, sane: sane && o.run == "", unchanged: unchanged, total: len(ms) - len(results), progress: progress}
 	t.report = func(r result) error {
 		r.Sources = sources
-		if r.mutant != nil {
+		if r.mutant != nil && r.Verdict != viable {
 			results = append(results, r)
 		}
 		return report(r)
@@ -192,16 +202,14 @@ func (o *options) choose(all []*mutant) ([]*mutant, error) {
 	return ms, nil
 }
 
-// earlier returns the results on ms that an earlier run has left, if the sources
-// are still the same. The last one on a mutant counts. sane says that one is
-// named unchanged: the tests that passed without a mutant are still the same.
-func (o *options) earlier(ms []*mutant, sources, unchanged string) (out []result, sane bool, err error) {
-	f, err := os.Open(o.json)
-	if err != nil {
-		if os.IsNotExist(err) {
-			err = nil
-		}
-		return nil, false, err
+// earlier returns the results by key that earlier runs on the same sources have
+// left in the file name. The last one on a mutant counts.
+func earlier(name, sources string) (map[string]result, error) {
+	f, err := os.Open(name)
+	if os.IsNotExist(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
 	}
 	defer f.Close()
 	last := map[string]result{}
@@ -209,19 +217,13 @@ func (o *options) earlier(ms []*mutant, sources, unchanged string) (out []result
 	for lines.Scan() {
 		var r result
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			return nil, false, fmt.Errorf("%s: %w", o.json, err)
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		if r.Sources == sources {
 			last[r.Key] = r
 		}
 	}
-	for _, m := range ms {
-		if r, ok := last[m.key()]; ok && !(o.again && r.Verdict == survived) {
-			r.mutant = m
-			out = append(out, r)
-		}
-	}
-	return out, last[unchanged].Key != "", lines.Err()
+	return last, lines.Err()
 }
 
 // hashes identify the package without its tests, and the tests.
@@ -269,31 +271,35 @@ type tester struct {
 
 func (t *tester) test(ctx context.Context, ms []*mutant, b *builder) error {
 	t.count = map[string]int{}
-	check, err := newChecker(t.p.dir)
-	if err != nil {
-		return err
-	}
+	var check *checker
+	var err error
 	var together, alone []*mutant
 	for _, m := range ms {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		f := t.files[m.File]
-		if v := t.known[m]; v == notViable {
+		switch t.known[m] {
+		case notViable:
 			continue
-		} else if v != "" {
-			// Built all the same, so that the compiler's cache can be used.
-			if f.together(m) {
-				together = append(together, m)
+		case "":
+			if check == nil {
+				if check, err = newChecker(t.p.dir); err != nil {
+					return err
+				}
 			}
-			continue
-		}
-		if err := check.check(m.File, m.apply(f.src)); err != nil {
-			if err := t.record(result{mutant: m, Verdict: notViable, By: oneLine(err.Error())}); err != nil {
+			if err := check.check(m.File, m.apply(f.src)); err != nil {
+				if err := t.record(result{mutant: m, Verdict: notViable, By: oneLine(err.Error())}); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := t.report(result{mutant: m, Key: m.key(), Verdict: viable}); err != nil {
 				return err
 			}
-			continue
 		}
+		// Those that an earlier run has tested are built all the same, so that the
+		// program stays the same.
 		if f.together(m) {
 			together = append(together, m)
 		} else {
@@ -302,7 +308,7 @@ func (t *tester) test(ctx context.Context, ms []*mutant, b *builder) error {
 	}
 	r := &runner{dir: t.p.dir, run: t.o.run, timeout: t.o.timeout}
 	fmt.Fprintf(t.progress, "%d mutants compile; building %d of them into one program\n", len(together)+len(alone), len(together))
-	path, ids, err := b.buildAll(together, t.files)
+	path, ids, err := b.buildAll(ctx, together, t.files)
 	if err != nil {
 		return err
 	}
@@ -336,8 +342,9 @@ func (t *tester) test(ctx context.Context, ms []*mutant, b *builder) error {
 			}
 		})
 	}
+	tested := func(m *mutant) bool { return t.known[m] == killed || t.known[m] == survived }
 	for _, m := range together {
-		if t.known[m] != "" {
+		if tested(m) {
 			continue
 		}
 		if ctx.Err() != nil {
@@ -354,10 +361,13 @@ func (t *tester) test(ctx context.Context, ms []*mutant, b *builder) error {
 		return failure
 	}
 	for _, m := range alone {
+		if tested(m) {
+			continue
+		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		path, err := b.build(map[string]string{m.File: m.apply(t.files[m.File].src)})
+		path, err := b.build(ctx, map[string]string{m.File: m.apply(t.files[m.File].src)})
 		if err != nil {
 			return err
 		}

@@ -16,6 +16,7 @@ const (
 	killed    = "killed"
 	survived  = "survived"
 	notViable = "not viable" // does not compile
+	viable    = "viable"     // compiles, and is not tested yet; only in the file of results
 )
 
 // A result is what became of a mutant.
