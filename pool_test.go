@@ -907,6 +907,7 @@ func TestOpenReservationIsReported(t *testing.T) {
 		ws.Release()
 		v := p.violations(1)[0]
 		require.Equal(t, []any{OpenReservation, h, OpRelease, m, 1104, true}, []any{v.Kind, v.Half, v.Op, v.Mode, v.Mark, v.Guard})
+		require.Equal(t, []int{-1, -1, 0}, []int{v.First, v.Last, v.Count}, "nothing was read")
 		require.Equal(t, -1, firstNonZero(mem))
 		s := p.Stats()
 		require.EqualValues(t, 1, s.Doubts.Reservation)

@@ -371,12 +371,14 @@ func TestZeroAfterRewind(t *testing.T) {
 		})
 	}
 	t.Run("not more than handed out", func(t *testing.T) {
-		a := acquireSmall(t, Config{}).Client()
-		s := a.Snapshot()
-		stain(a.Alloc(1000), 1)
-		a.Rewind(s)
-		a.Alloc(100)
-		require.NotZero(t, a.mem()[100], "a rewind costs what is allocated after it")
+		for _, al := range zeroing {
+			a := acquireSmall(t, Config{}).Client()
+			s := a.Snapshot()
+			stain(a.Alloc(1000), 1)
+			a.Rewind(s)
+			al.alloc(a, 100)
+			require.NotZero(t, a.mem()[100], "%s: a rewind costs what is allocated after it", al.name)
+		}
 	})
 }
 
@@ -887,6 +889,18 @@ func TestDistrustEndsWithReset(t *testing.T) {
 	require.Equal(t, []int{0, 0}, []int{a.Mark(), a.Position()})
 }
 
+// An audit that is asked for says so, too.
+func TestAuditOfBadAccounting(t *testing.T) {
+	pool := newTestPool(t, Config{AuditEvery: -1})
+	ws := pool.Acquire()
+	defer ws.Release()
+	ws.Client().pos = -1
+	var v *Violation
+	require.ErrorAs(t, ws.Audit(), &v)
+	require.Equal(t, BadAccounting, v.Kind)
+	pool.violations(1)
+}
+
 // The integrity check comes with each operation. It is no audit and leaves the
 // sampler's gap as it is.
 func TestDistrustIsNoAudit(t *testing.T) {
@@ -923,6 +937,31 @@ func TestGapThatEndsWithNothingToAudit(t *testing.T) {
 			}
 			require.Equal(t, audits, pool.Stats().Totals().Audits)
 		})
+	}
+}
+
+// What is wiped past the mark counts as cold when more than coldAfter bytes were
+// wiped so since this half was.
+func TestRestIsCold(t *testing.T) {
+	ws := newTestPool(t, Config{}).Acquire()
+	defer ws.Release()
+	for i, step := range []struct {
+		half  Half
+		bytes int
+		cold  bool
+	}{
+		{Client, coldAfter, false},
+		{Backend, 1, true},
+		{Client, coldAfter - 1, false},
+		{Client, coldAfter, false},
+		{Client, coldAfter + 1, true},
+		{Backend, 1, true},
+		{Backend, 1, false},
+		{Client, coldAfter - 3, false},
+		{Client, 1, false},
+	} {
+		a := []*Arena{ws.Client(), ws.Backend()}[step.half]
+		require.Equal(t, step.cold, a.restIsCold(step.bytes), "step %d", i)
 	}
 }
 

@@ -1039,6 +1039,22 @@ func TestDisclosuresAreFound(t *testing.T) {
 	require.Empty(t, disclosures("an innocent text"))
 }
 
+func TestHandlesPrintWhatTheyAre(t *testing.T) {
+	ws := newTestPool(t, Config{}).Acquire()
+	client, backend := ws.Client(), ws.Backend()
+	require.Equal(t, "workspace.Workspace(live)", fmt.Sprint(ws))
+	ws.Release()
+	for want, v := range map[string]any{
+		"workspace.Workspace(released)": ws,
+		"workspace.Workspace(nil)":      (*Workspace)(nil),
+		"workspace.Arena(client)":       client,
+		"workspace.Arena(backend)":      backend,
+		"workspace.Arena(nil)":          (*Arena)(nil),
+	} {
+		require.Equal(t, want, fmt.Sprint(v))
+	}
+}
+
 // The leak detector must not leak: neither handles nor violations nor statistics
 // nor the log ever show memory contents, however they are printed.
 func TestNothingPrintsMemoryContents(t *testing.T) {
