@@ -99,6 +99,23 @@ func TestSamplerDigitsMatchTheExactProbabilities(t *testing.T) {
 	require.Equal(t, s.digits, newSampler(0, allZero).digits, "0 means the default")
 }
 
+func TestSamplerIsOffBelowZeroOnly(t *testing.T) {
+	require.False(t, newSampler(0, allZero).off)
+	require.False(t, newSampler(1, allZero).off)
+	off := newSampler(-1, allZero)
+	require.True(t, off.off)
+	require.Equal(t, math.MaxInt, off.gap())
+}
+
+// A digit is set for the t random numbers below t, and for no more.
+func TestSamplerDigitsAtTheirLimits(t *testing.T) {
+	s := newSampler(2, nil)
+	s.draw = func() uint64 { return s.digits[0] }
+	require.Equal(t, 1, s.gap())
+	s.draw = func() uint64 { return s.digits[0] - 1 }
+	require.Equal(t, 2, s.gap())
+}
+
 // exactDigit computes the probability of digit j with 2,000 bits, in units of 2^-64.
 func exactDigit(every, j int) uint64 {
 	num := func(x int64) *big.Float { return new(big.Float).SetPrec(2000).SetInt64(x) }

@@ -182,6 +182,9 @@ var sampleViolation = Violation{
 func TestViolationText(t *testing.T) {
 	dirty := sampleViolation
 	require.EqualError(t, &dirty, `workspace: dirty-tail in pool "edge", backend half, found at release in mode watermark: mark 100 of 4096, 7 bytes not zero between 200 and 300`)
+	dirty.Count, dirty.Last = 1, 200
+	require.ErrorContains(t, &dirty, "1 bytes not zero between 200 and 200")
+	dirty = sampleViolation
 	dirty.Guard = false
 	require.ErrorContains(t, &dirty, "7 bytes not zero between 200 and 300, guard damaged")
 	guard := sampleViolation

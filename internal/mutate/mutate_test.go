@@ -123,7 +123,7 @@ func TestFaultsMustMatchOnce(t *testing.T) {
 	require.Equal(t, "tiny.go clamp fault: no limit -> n", m.key())
 	require.Contains(t, m.apply(tiny), "\treturn n\n}")
 	for _, s := range []semantic{
-		{"twice", "tiny.go", "clamp", "strict", ""},
+		{"twice", "tiny.go", "clamp", "0", ""},
 		{"never", "tiny.go", "clamp", "errOne", ""},
 		{"nowhere", "tiny.go", "gone", "n", ""},
 	} {
@@ -161,8 +161,8 @@ func TestReasons(t *testing.T) {
 	require.Equal(t, "exit status", reason(""))
 }
 
-// smallModule is a module with a test. In it "i < len(b)" may as well be "i != len(b)",
-// which no operator makes; "last > 0" may be ">=".
+// smallModule is a module with a test. In it "last > 0" may as well be ">=". Three
+// mutants more survive since the test never asks for a last byte at 0 or 1.
 var smallModule = map[string]string{
 	"go.mod": "module small\n\ngo 1.26\n",
 	"small.go": `package small
@@ -233,16 +233,16 @@ func TestSmallModule(t *testing.T) {
 	var out bytes.Buffer
 	open, err := mutate(context.Background(), p, o, "", &out, io.Discard)
 	require.NoError(t, err)
-	require.Equal(t, 1, open, out.String())
+	require.Equal(t, 4, open, out.String())
 	require.Contains(t, out.String(), "SURVIVED small.go:12: "+same+"\n")
-	require.Regexp(t, `(?m)^all +28 +25 +2 +1 +0$`, out.String())
+	require.Regexp(t, `(?m)^all +26 +18 +4 +4 +0$`, out.String())
 
 	// A second time nothing has to be done, and the survivor is known.
 	out.Reset()
 	open, err = mutate(context.Background(), p, o, same+"\n\t0 is returned either way\n"+mistaken+"\n\twrong\n", &out, io.Discard)
 	require.NoError(t, err)
-	require.Zero(t, open)
-	require.Regexp(t, `(?m)^all +28 +25 +2 +0 +1$`, out.String())
+	require.Equal(t, 3, open)
+	require.Regexp(t, `(?m)^all +26 +18 +4 +3 +1$`, out.String())
 	require.Contains(t, out.String(), "in the list of equivalents, but killed by TestWipe: "+mistaken+"\n")
 
 	_, err = mutate(context.Background(), p, o, "small.go gone bool: true -> false\n\tno\n", &out, io.Discard)
@@ -255,7 +255,7 @@ func TestSmallModule(t *testing.T) {
 	o.resume = false
 	_, err = mutate(done, p, o, "", &out, io.Discard)
 	require.NoError(t, err)
-	require.Contains(t, out.String(), "not tested for want of time: 28\n")
+	require.Contains(t, out.String(), "not tested for want of time: 26\n")
 
 	// Tests that fail by themselves prove nothing.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bad_test.go"), []byte("package small\n\nimport \"testing\"\n\nfunc TestBad(t *testing.T) { t.Fail() }\n"), 0o600))
