@@ -1026,6 +1026,7 @@ func TestReportsHoldNoContents(t *testing.T) {
 	require.EqualValues(t, 5000+len(secret)-1, v["last"])
 	require.EqualValues(t, len(secret), v["count"])
 	require.Contains(t, v["stack"], "TestReportsHoldNoContents")
+	require.Regexp(t, `^[^ ]+\.violated `, v["stack"], "the stack begins where the violation was found")
 
 	asJSON, err := json.Marshal(failure)
 	require.NoError(t, err)

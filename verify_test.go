@@ -259,6 +259,8 @@ func TestCallersOfADeepStack(t *testing.T) {
 func TestBuildNameHasTheGoVersion(t *testing.T) {
 	require.Contains(t, buildName(), runtime.Version())
 	require.NotContains(t, buildName(), "\n")
+	require.NotContains(t, buildName(), "unknown")
+	require.NotContains(t, buildName(), "GOARCH", "of the settings only the revision")
 }
 
 func TestEnumNames(t *testing.T) {
