@@ -1042,6 +1042,16 @@ func TestReportsHoldNoContents(t *testing.T) {
 	}
 }
 
+// Who takes the reports himself gets no log of them.
+func TestReporterReplacesTheLog(t *testing.T) {
+	var sink logSink
+	p := newTestPool(t, Config{Logger: slog.New(slog.NewJSONHandler(&sink, nil))})
+	plantAndRelease(p.Pool)
+	p.violations(1)
+	require.Eventually(t, func() bool { return len(p.reports) == 0 }, waitLimit, pollEvery)
+	require.Empty(t, sink.String())
+}
+
 // plantAndRelease makes one violation in a pool that audits each operation.
 func plantAndRelease(p *Pool) {
 	ws := p.Acquire()
