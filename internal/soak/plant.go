@@ -12,7 +12,8 @@ func (s *server) spoil(v *visit, b []byte) []byte {
 	}
 	s.planted.Add(1)
 	bad := append([]byte(nil), b...)
-	bad[v.rng.IntN(len(bad))] ^= 1
+	i := v.rng.IntN(len(bad))
+	bad[i] = v.tag[(i+1)%len(v.tag)] // an own byte, so that only the comparison can find it
 	return bad
 }
 

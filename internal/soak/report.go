@@ -70,6 +70,7 @@ type summary struct {
 	Answers2 int64            `json:"http2_answers_right"`
 	Routes   map[string]int64 `json:"requests_by_route"`
 	Troubles map[string]int64 `json:"requests_by_trouble"`
+	Modes    map[string]int64 `json:"released_by_mode"`
 	Events   map[string]int64 `json:"events"`
 
 	Checked    int64 `json:"bytes_checked"`
@@ -101,11 +102,16 @@ type summary struct {
 
 func (k *soak) summary(st workspace.Stats) *summary {
 	s, l, t := k.server, k.load, st.Totals()
+	modes := map[string]int64{}
+	for _, m := range st.Modes {
+		modes[m.Mode.String()] = m.Released
+	}
 	return &summary{
 		Seconds: time.Since(k.log.start).Seconds(), Seed: k.opt.seed, Mode: k.opt.mode.String(), Clients: k.opt.clients,
 		HTTP1: l.requests[0].Load(), HTTP2: l.requests[1].Load(), Answers1: l.answers[0].Load(), Answers2: l.answers[1].Load(),
 		Routes:   l.routes.named(func(i int) string { return route(i).String() }),
 		Troubles: l.troubles.named(func(i int) string { return trouble(i).String() }),
+		Modes:    modes,
 		Events: map[string]int64{
 			"answers of TimeoutHandler":          l.timedOut.Load(),
 			"handlers cut off by the middleware": s.cutOff.Load(),
@@ -145,7 +151,7 @@ func (r *summary) print(w io.Writer, asJSON bool) error {
 	for _, group := range []struct {
 		name string
 		m    map[string]int64
-	}{{"by route", r.Routes}, {"by trouble", r.Troubles}, {"besides", r.Events}} {
+	}{{"by route", r.Routes}, {"by trouble", r.Troubles}, {"released by mode", r.Modes}, {"besides", r.Events}} {
 		b.WriteString(group.name + "\n")
 		var names []string
 		for name := range group.m {

@@ -67,8 +67,8 @@ func newServer(o options, log *findings) (*server, error) {
 	var err error
 	s.pool, err = workspace.NewPool(workspace.Config{
 		Name: "soak", Mode: o.mode.start(), AuditEvery: o.audit,
-		MaxIdle:     max(2, o.clients/2),  // so that some blocks are let go
-		MaxLive:     max(64, 6*o.clients), // so that some requests get no block
+		MaxIdle:     max(2, o.clients/2), // so that some blocks are let go
+		MaxLive:     2 * o.clients,       // so that some requests get no block
 		OnViolation: s.violated,
 		Logger:      slog.New(slog.DiscardHandler),
 	})
