@@ -103,8 +103,8 @@ func (v *visit) foreign(what, where string, b []byte) int {
 // have died.
 func (v *visit) mayBeDead(err error) { panic(err) }
 
-// planned is the value of a panic that is part of the plan.
-var planned = errors.New("soak: a planned panic")
+// errPlanned is the value of a panic that is part of the plan.
+var errPlanned = errors.New("soak: a planned panic")
 
 // serve is the handler on all routes. take gets the workspace.
 func (v *visit) serve(w http.ResponseWriter, r *http.Request, take func() *workspace.Workspace) {
@@ -121,7 +121,7 @@ func (v *visit) serve(w http.ResponseWriter, r *http.Request, take func() *works
 			v.s.cutOff.Add(1)
 			v.checkPieces()
 			return
-		case e != http.ErrAbortHandler && !errors.Is(err, planned):
+		case e != http.ErrAbortHandler && !errors.Is(err, errPlanned):
 			v.fault("unexpected panic: %v", e)
 		}
 		panic(e)
@@ -258,7 +258,7 @@ func (v *visit) end(w http.ResponseWriter, r *http.Request) {
 		case panicAbort:
 			panic(http.ErrAbortHandler)
 		case panicOther:
-			panic(planned)
+			panic(errPlanned)
 		}
 		runtime.Goexit()
 	case hijack, upgrade:
