@@ -17,9 +17,10 @@ const (
 	fuzzGrace  = 10 * time.Second // for go test to end after an interrupt
 )
 
-// goTool runs the go command and passes its output on.
-func goTool(ctx context.Context, stdout, stderr io.Writer, args ...string) error {
+// goTool runs the go command in a directory and passes its output on.
+func goTool(ctx context.Context, dir string, stdout, stderr io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	if runtime.GOOS != "windows" { // which has no interrupts
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -30,10 +31,18 @@ func goTool(ctx context.Context, stdout, stderr io.Writer, args ...string) error
 
 // fuzz runs the fuzz targets of the library, each for an equal share of the time
 // that is left for it. It returns what it ran.
-func (k *soak) fuzz(ctx context.Context, tool func(ctx context.Context, stdout, stderr io.Writer, args ...string) error) (ran []string) {
-	var list bytes.Buffer
-	if err := tool(ctx, &list, k.log.stderr, "test", "-list", "^Fuzz", modulePath); err != nil && ctx.Err() == nil {
-		k.log.fault("go test -list: %v", err)
+func (k *soak) fuzz(ctx context.Context, tool func(ctx context.Context, dir string, stdout, stderr io.Writer, args ...string) error) (ran []string) {
+	// In the directory of the package, as go test passes its output on at once only there.
+	var where, list bytes.Buffer
+	err := tool(ctx, "", &where, k.log.stderr, "list", "-f", "{{.Dir}}", modulePath)
+	dir := strings.TrimSpace(where.String())
+	if err == nil {
+		err = tool(ctx, dir, &list, k.log.stderr, "test", "-list", "^Fuzz")
+	}
+	if err != nil {
+		if !interrupted(ctx) {
+			k.log.fault("the fuzz targets of %s: %v", modulePath, err)
+		}
 		return nil
 	}
 	var targets []string
@@ -50,9 +59,9 @@ func (k *soak) fuzz(ctx context.Context, tool func(ctx context.Context, stdout, 
 			break
 		}
 		share := max(time.Second, k.opt.fuzzTime()/time.Duration(len(targets))).Round(time.Second)
-		err := tool(ctx, k.log.stderr, k.log.stderr, "test", "-run", "^$", "-fuzz", "^"+name+"$", "-fuzztime", share.String(), modulePath)
+		err := tool(ctx, dir, k.log.stderr, k.log.stderr, "test", "-run", "^$", "-fuzz", "^"+name+"$", "-fuzztime", share.String())
 		switch {
-		case ctx.Err() != nil:
+		case err != nil && interrupted(ctx):
 			ran = append(ran, name+", interrupted")
 		case err != nil:
 			ran = append(ran, fmt.Sprintf("%s for %v: %v", name, share, err))
@@ -62,4 +71,15 @@ func (k *soak) fuzz(ctx context.Context, tool func(ctx context.Context, stdout, 
 		}
 	}
 	return ran
+}
+
+// interrupted reports whether ctx is done. An interrupt from the keyboard may reach the
+// go command a little earlier than this process.
+func interrupted(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return true
+	case <-time.After(200 * time.Millisecond):
+		return false
+	}
 }

@@ -227,7 +227,12 @@ func TestJudgeFindsBadReplies(t *testing.T) {
 func TestFuzzShares(t *testing.T) {
 	for _, broken := range []error{nil, errors.New("exit status 1")} {
 		var ran []string
-		tool := func(_ context.Context, stdout, _ io.Writer, args ...string) error {
+		tool := func(_ context.Context, dir string, stdout, _ io.Writer, args ...string) error {
+			if args[0] == "list" {
+				io.WriteString(stdout, "there\n")
+				return nil
+			}
+			require.Equal(t, "there", dir)
 			if args[1] == "-list" {
 				io.WriteString(stdout, "FuzzOne\nFuzzTwo\nok  \tx\t0.01s\n")
 				return nil
@@ -239,14 +244,14 @@ func TestFuzzShares(t *testing.T) {
 		k := &soak{opt: options{duration: 40 * time.Second, fuzz: true}, log: f}
 		require.Len(t, k.fuzz(t.Context(), tool), 2)
 		require.Equal(t, []string{
-			"test -run ^$ -fuzz ^FuzzOne$ -fuzztime 10s " + modulePath,
-			"test -run ^$ -fuzz ^FuzzTwo$ -fuzztime 10s " + modulePath,
+			"test -run ^$ -fuzz ^FuzzOne$ -fuzztime 10s",
+			"test -run ^$ -fuzz ^FuzzTwo$ -fuzztime 10s",
 		}, ran)
 		require.Equal(t, broken != nil, f.faults() == 2)
 	}
 	f := &findings{stderr: io.Discard, stop: func() {}}
 	k := &soak{opt: options{duration: time.Second, fuzz: true}, log: f}
-	k.fuzz(t.Context(), func(context.Context, io.Writer, io.Writer, ...string) error { return nil })
+	k.fuzz(t.Context(), func(context.Context, string, io.Writer, io.Writer, ...string) error { return nil })
 	require.Equal(t, 1, f.faults(), "no targets at all")
 }
 
