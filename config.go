@@ -28,23 +28,29 @@ var modeNames = [numModes]string{"shadow", "watermark", "fullclear"}
 func (m Mode) String() string { return nameOf(modeNames[:], int(m), "mode") }
 
 // MarshalText writes the name of the mode.
-func (m Mode) MarshalText() ([]byte, error) {
-	if m >= numModes {
-		return nil, fmt.Errorf("%w: Mode %d", ErrConfig, m)
-	}
-	return []byte(m.String()), nil
-}
+func (m Mode) MarshalText() ([]byte, error) { return nameText(m, modeNames[:], "mode") }
 
 // UnmarshalText reads a name in any case, so that a Mode can be a flag
 // (flag.TextVar) or stand in a configuration file.
-func (m *Mode) UnmarshalText(text []byte) error {
-	for i, name := range modeNames {
+func (m *Mode) UnmarshalText(text []byte) error { return parseName(m, modeNames[:], "mode", text) }
+
+// nameText is the name of a value that can be read back; so a bad one is not written.
+func nameText[T ~uint8](v T, names []string, kind string) ([]byte, error) {
+	if int(v) >= len(names) {
+		return nil, fmt.Errorf("%w: %s %d", ErrConfig, kind, v)
+	}
+	return []byte(names[v]), nil
+}
+
+// parseName sets v to the place of a name in the list. Case does not matter.
+func parseName[T ~uint8](v *T, names []string, kind string, text []byte) error {
+	for i, name := range names {
 		if strings.EqualFold(name, string(text)) {
-			*m = Mode(i)
+			*v = T(i)
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: mode %q is none of shadow, watermark, fullclear", ErrConfig, text)
+	return fmt.Errorf("%w: %s %q is none of %s", ErrConfig, kind, text, strings.Join(names, ", "))
 }
 
 // Config configures a [Pool]. The zero value works.
@@ -84,6 +90,40 @@ type Config struct {
 	// Buffer that grows on the heap pays for each piece it moves to.
 	MaxSpill int
 
+	// Memory is where blocks come from. Heap, the zero value, is right for almost
+	// everyone. Mapped keeps them off the garbage-collected heap, with inaccessible
+	// pages around each half; it needs 64-bit Linux, macOS or BSD. A slice does not
+	// keep mapped memory alive: once an abandoned workspace has been collected, its
+	// memory is inaccessible, and a late touch ends the program. So a handler that may
+	// run on after its answer, as inside http.TimeoutHandler, must keep a hold. The
+	// race detector does not see mapped memory. On Linux each block takes up to
+	// four of the mappings that vm.max_map_count limits.
+	Memory Memory
+
+	// Lock locks mapped blocks into memory (mlock), so that they are never written
+	// to swap. NewPool fails when the system does not let it lock one block.
+	Lock bool
+
+	// HugePages advises the system to use huge pages for mapped blocks (Linux:
+	// MADV_HUGEPAGE). It has an effect only where a half holds a whole huge page,
+	// which on most systems is 2 MB.
+	HugePages bool
+
+	// Debug is for tests and for the hunt after those who use memory too late. See
+	// TestPool, which sets it.
+	Debug Debug
+
+	// FenceEvery fences one request in so many, drawn at random, as Debug Fence does
+	// for all. 0 fences none. At most 16 fenced blocks are in use at once; requests
+	// beyond that are not fenced, and counted. A late touch of a fenced block ends
+	// the program, with the line that did it; a log line from the time of the release
+	// says, by address, what that memory was and who had released it.
+	FenceEvery int
+
+	// Quarantine is how many further fenced blocks are released before the
+	// addresses of one may be used again. 0 means 256. They cost no memory.
+	Quarantine int
+
 	// OnViolation is told of each violation, after the memory was wiped, in a
 	// goroutine of its own. At most 16 run at once; further reports are dropped
 	// and counted. A panic in it is caught and counted. Nil means: log to Logger.
@@ -92,7 +132,8 @@ type Config struct {
 	// Logger gets violations, mode changes and warnings. Nil means slog.Default().
 	Logger *slog.Logger
 
-	draw func() uint64 // source of random numbers; nil: math/rand/v2
+	draw  func() uint64 // source of random numbers; nil: math/rand/v2
+	watch *watch        // set by TestPool
 }
 
 const (
@@ -125,6 +166,12 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%w: MaxLive is %d, want 0 or more", ErrConfig, c.MaxLive)
 	case c.MaxSpill > math.MaxInt-maxAlign:
 		return c, fmt.Errorf("%w: MaxSpill is %d, want at most %d", ErrConfig, c.MaxSpill, math.MaxInt-maxAlign)
+	}
+	if err := c.checkMemory(); err != nil {
+		return c, err
+	}
+	if c.Quarantine == 0 {
+		c.Quarantine = defaultQuarantine
 	}
 	if c.Name == "" {
 		c.Name = "default"

@@ -123,6 +123,8 @@ func (d debugPool) html(b *bytes.Buffer) {
 		"halves overflowed", t.Overflows, "heap bytes instead", d.SpilledBytes)
 	table(b, "operations", t.Ops, "mean between audits", d.AuditEvery, "audits", t.Audits, "forced audits", t.ForcedAudits, "kernel", d.Kernel,
 		"violations", d.Violations, "reports dropped", d.ReportsDropped, "reporter panics", d.ReporterPanics)
+	table(b, "memory", d.Memory, "debug", d.Debug, "fence one in", d.FenceEvery, "fenced", d.Fenced, "not fenced though drawn", d.FenceSkipped,
+		"in quarantine", d.Quarantined, "late touches", d.LateTouches, "mapping failures", d.MapFailures)
 	table(b, "confidence", "share of operations with a violation", "95 %", "at most "+general(d.Bound95), "99.9999 %", "at most "+general(d.Bound999999))
 	table(b, "abandoned because", "requests", "running", d.Doubts.Running, "violation", d.Doubts.Violation, "reservation", d.Doubts.Reservation,
 		"panic", d.Doubts.Panic, "upgrade", d.Doubts.Upgrade, "abandon", d.Doubts.Abandon)

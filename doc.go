@@ -36,6 +36,8 @@
 // input make such slices: protobuf with aliasing turned on, json.RawMessage kept
 // from a decoder that shares its input, most "zero-copy" parsers.
 //
+// [TestPool] finds them in tests, and Config.FenceEvery on real traffic.
+//
 // The guarantee needs Go 1.26 or later: older HTTP/2 servers could read what was
 // passed to Write after it had failed (golang/go#58446).
 //
@@ -45,6 +47,7 @@
 // one of the sentinels below and names the value. After a panic nothing has moved.
 //
 //	NewPool             a size, mode, share or limit out of range   error, ErrConfig
+//	                    memory that this platform can't map or lock error, ErrConfig
 //	SetMode, SetCanary  a mode or share out of range                error, ErrConfig
 //	AcquireContext      ctx done; closed; MaxLive reached           error: its cause; ErrClosed; ErrLimit
 //	Acquire             closed; MaxLive reached                     a workspace that uses the heap; counted

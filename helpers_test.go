@@ -86,6 +86,14 @@ func (tp *testPool) violations(n int) []*Violation {
 	return got
 }
 
+// mappedConfigs are the ways to get mapped memory: none where there are none.
+func mappedConfigs() []Config {
+	if !canMap {
+		return nil
+	}
+	return []Config{{Memory: Mapped}, {Debug: Fence, Quarantine: 1}, {FenceEvery: 2}, {Memory: Mapped, Debug: Poison, FenceEvery: 3}}
+}
+
 // tag is 16 bytes, none of them zero, that belong to request n alone.
 func tag(n int) []byte { return []byte(fmt.Sprintf("<tag%011d>", n)) }
 

@@ -503,6 +503,24 @@ func TestNoRequestSeesAnother(t *testing.T) {
 	}
 }
 
+// The same in memory of the other kinds, and with the aids for debugging.
+func TestNoRequestSeesAnotherInOtherMemory(t *testing.T) {
+	configs := append(mappedConfigs(), Config{Debug: Poison})
+	for _, cfg := range configs {
+		cfg.Mode, cfg.AuditEvery = Watermark, DefaultAuditEvery
+		t.Run(fmt.Sprint(cfg.Memory, cfg.Debug, cfg.FenceEvery), func(t *testing.T) {
+			found, _, pools := leakRun{config: cfg, requests: scaled(6_000, 2_000)}.do(t)
+			require.Equal(t, findings{}, found)
+			if cfg.Debug != Fence && cfg.FenceEvery == 0 {
+				requireReuse(t, pools)
+			}
+			for _, p := range pools {
+				require.Zero(t, p.Stats().MapFailures)
+			}
+		})
+	}
+}
+
 // Requests that wipe all and requests that wipe to the mark share blocks, while
 // the mode changes all the time. thanos-io/thanos#8745.
 func TestNoRequestSeesAnotherWhileModesChange(t *testing.T) {
@@ -738,7 +756,8 @@ func TestIdleBlocksForgetTheRequest(t *testing.T) {
 		return true
 	}, waitLimit, pollEvery, "handles, buffers and spilled memory of ended requests are collected")
 	require.Equal(t, 4, p.Stats().Idle)
-	require.Equal(t, []string{"mem []uint8", "client int", "skip [2]int", "rests [2]int64"}, fieldsOf(reflect.TypeFor[block]()),
+	require.Equal(t, []string{"mem []uint8", "halves [2][]uint8", "guards [2][]uint8", "skip [2]int", "rests [2]int64",
+		"region *workspace.region", "tenure *workspace.tenure", "poisoned bool"}, fieldsOf(reflect.TypeFor[block]()),
 		"a new field of a block must not refer to a request")
 }
 
@@ -763,27 +782,35 @@ func TestNothingTurnsWipingOff(t *testing.T) {
 		"MaxIdle int",
 		"MaxLive int",
 		"MaxSpill int",
+		"Memory workspace.Memory",
+		"Lock bool",
+		"HugePages bool",
+		"Debug workspace.Debug",
+		"FenceEvery int",
+		"Quarantine int",
 		"OnViolation func(*workspace.Violation)",
 		"Logger *slog.Logger",
 		"draw func() uint64",
+		"watch *workspace.watch",
 	}, fieldsOf(reflect.TypeFor[Config]()), "fields of Config")
 	require.Len(t, allModes, int(numModes))
 
 	// The extremes of all of them, and after each request a clean block.
 	for _, mode := range allModes {
-		for _, cfg := range []Config{
+		for _, cfg := range append(mappedConfigs(), []Config{
+			{Debug: Poison},
 			{Canary: 1},
 			{AuditEvery: -1},
 			{AuditEvery: maxAuditEvery, MaxIdle: 1000, MaxLive: 1000, MaxSpill: -1},
 			{ClientSize: MinHalfSize, BackendSize: MinHalfSize, MaxSpill: 1 << 30},
 			{ClientSize: 4 * DefaultHalfSize, BackendSize: MinHalfSize, AuditEvery: 100},
-		} {
+		}...) {
 			cfg.Mode = mode
 			p := newTestPool(t, cfg)
 			blk := ""
 			for n := range 8 {
 				ws := p.Acquire()
-				if n > 0 {
+				if n > 0 && cfg.Debug != Fence && cfg.FenceEvery == 0 {
 					require.Equal(t, blk, blockAddr(ws))
 				}
 				requireClean(t, ws)
@@ -803,7 +830,7 @@ func TestNothingTurnsWipingOff(t *testing.T) {
 	require.NoError(t, err)
 	files = append(files, asm...)
 	require.Contains(t, files, "pool.go", "the sources must be here")
-	knownTags := strings.Fields("amd64 arm64 linux darwin windows freebsd unix race purego gc")
+	knownTags := strings.Fields("386 amd64 arm arm64 mips mipsle linux darwin windows freebsd netbsd openbsd dragonfly unix race purego gc")
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
@@ -814,6 +841,9 @@ func TestNothingTurnsWipingOff(t *testing.T) {
 			file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.ImportsOnly)
 			require.NoError(t, err)
 			for _, imp := range file.Imports {
+				if name == "testpool.go" && imp.Path.Value == `"os"` {
+					continue // writes a file and reads nothing
+				}
 				require.NotContains(t, []string{`"os"`, `"flag"`, `"syscall"`}, imp.Path.Value, "%s: this is how settings come in from outside", name)
 			}
 		}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 )
 
 // A Pool hands out workspaces and takes them back. Make one with [NewPool]; all
@@ -13,6 +15,7 @@ import (
 type Pool struct {
 	self      *Pool // the pool itself: a copy would share its idle list
 	cfg       Config
+	watch     *watch // nil except in a TestPool
 	sampler   sampler
 	tripped   atomic.Bool  // the breaker is open
 	rests     atomic.Int64 // bytes past the mark that were wiped, see Arena.wipeRest
@@ -23,13 +26,15 @@ type Pool struct {
 	// mu guards everything below. No block is wiped, audited or allocated, and
 	// nothing is logged, while it is held. A workspace that one goroutine released and
 	// another acquires next is handed over under it.
-	mu     sync.Mutex
-	idle   []*block // wiped; the last one was in use last, so its memory is the hottest
-	out    int64    // blocks in use
-	closed bool
-	mode   Mode
-	canary float64
-	n      Stats // only its counters
+	mu      sync.Mutex
+	idle    []*block  // wiped; the last one was in use last, so its memory is the hottest
+	out     int64     // blocks in use
+	fences  int64     // fenced ones among them, and abandoned ones that are not collected
+	blocked []*tenure // in quarantine, the longest first
+	closed  bool
+	mode    Mode
+	canary  float64
+	n       Stats // only its counters
 }
 
 // NewPool returns a Pool. The error wraps [ErrConfig] and names the field that
@@ -45,8 +50,17 @@ func NewPool(cfg Config) (*Pool, error) {
 		reports: make(chan struct{}, maxReports),
 		mode:    cfg.Mode,
 		canary:  cfg.Canary,
+		watch:   cfg.watch,
 	}
 	p.self = p
+	if cfg.Lock {
+		// Better now than at the first request.
+		b, err := newMappedBlock(cfg.ClientSize, cfg.BackendSize, p.sampler.gap, advice{lock: true, huge: cfg.HugePages})
+		if err != nil {
+			return nil, fmt.Errorf("%w: Lock is set: %w", ErrConfig, err)
+		}
+		p.letGo(b)
+	}
 	if err := selfTest(); err != nil {
 		p.logger().Error("workspace: the assembly failed its self-test; plain Go code is used instead", "pool", cfg.Name, "kernel", kernelName, "error", err)
 	}
@@ -88,11 +102,16 @@ func (p *Pool) acquire(strict bool) (*Workspace, error) {
 		ws := &Workspace{pool: p}
 		ws.begin(blk, mode)
 		if blk == nil {
+			p.watch.acquired(ws)
 			return ws, nil
+		}
+		if blk.poisoned {
+			ws.unpoison()
 		}
 		ws.client.after(OpAcquire)
 		ws.backend.after(OpAcquire)
 		if ws.doubts.Load() == 0 {
+			p.watch.acquired(ws)
 			return ws, nil
 		}
 		// An audit found a byte that was written while the block lay idle. It
@@ -123,7 +142,8 @@ func (p *Pool) take(strict bool) (*block, Mode, error) {
 	}
 	p.out++
 	var blk *block
-	if last := len(p.idle) - 1; last >= 0 {
+	fence, number := p.fencesLocked(), p.n.Acquired
+	if last := len(p.idle) - 1; last >= 0 && !fence {
 		blk, p.idle[last] = p.idle[last], nil
 		p.idle = p.idle[:last]
 	} else {
@@ -131,7 +151,7 @@ func (p *Pool) take(strict bool) (*block, Mode, error) {
 	}
 	p.mu.Unlock()
 	if blk == nil {
-		blk = newBlock(p.cfg.ClientSize, p.cfg.BackendSize, p.sampler.gap)
+		blk = p.newBlock(fence, number)
 	}
 	return blk, mode, nil
 }
@@ -169,17 +189,31 @@ func (p *Pool) effectiveLocked() Mode {
 // the collector. quiet says that no other goroutine can be in the arenas, so
 // that their counts may be read.
 func (p *Pool) giveBack(ws *Workspace, quiet bool) {
-	doubts := ws.doubts.Load()
-	p.settle(ws, doubts, quiet)
-	if doubts != 0 && ws.blk != nil {
-		// The gauge goes down when the collector has found that nothing, no
-		// handle and no slice, refers to the memory any more.
-		runtime.AddCleanup(&ws.blk.mem[0], func(p *Pool) { p.abandoned.Add(-1) }, p)
+	doubts, blk := ws.doubts.Load(), ws.blk
+	if blk != nil {
+		blk.close(p.cfg.Debug, doubts != 0)
 	}
+	over, gone := p.settle(ws, doubts, quiet)
+	p.watch.ended(ws)
+	over.forget()
+	if gone {
+		p.letGo(blk)
+	}
+	if blk == nil || doubts == 0 {
+		return
+	}
+	// The gauge goes down when the collector has found that nothing refers to the
+	// memory any more: no handle, and on the heap no slice.
+	if blk.region == nil {
+		runtime.AddCleanup(unsafe.SliceData(blk.mem), func(p *Pool) { p.abandoned.Add(-1) }, p)
+		return
+	}
+	runtime.AddCleanup(ws, func(m abandonedMapping) { m.collected() }, abandonedMapping{p, blk.region, blk.tenure})
 }
 
-// settle is the part of giveBack that is done under the lock.
-func (p *Pool) settle(ws *Workspace, doubts uint32, quiet bool) {
+// settle is the part of giveBack that is done under the lock. gone says that the
+// block is clean and not kept; over is what left the quarantine.
+func (p *Pool) settle(ws *Workspace, doubts uint32, quiet bool) (over *tenure, gone bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := &p.n.Modes[ws.mode]
@@ -196,17 +230,23 @@ func (p *Pool) settle(ws *Workspace, doubts uint32, quiet bool) {
 		}
 		p.n.Abandoned++
 		p.n.Doubts.count(doubts)
-		return
+		return nil, false
 	}
 	p.n.Released++
 	m.Released++
 	switch {
 	case ws.blk == nil:
+	case ws.blk.tenure != nil:
+		p.n.Discarded++
+		p.fences--
+		return p.quarantineLocked(ws.blk.tenure), false
 	case p.closed || len(p.idle) >= p.cfg.MaxIdle:
 		p.n.Discarded++
+		return nil, true
 	default:
 		p.idle = append(p.idle, ws.blk)
 	}
+	return nil, false
 }
 
 // count adds one under the first reason of the list.
@@ -292,30 +332,46 @@ func (p *Pool) SetCanary(share float64) error {
 }
 
 // Trim lets go of idle blocks until at most keep are left, and returns how many
-// went. Blocks that AuditIdle is reading at the moment are not idle. The collector takes their memory. keep < 0 counts as 0.
+// went. Blocks that AuditIdle is reading at the moment are not idle. The collector
+// takes their memory; that of mapped blocks the system has back at once. keep < 0
+// counts as 0.
 func (p *Pool) Trim(keep int) int {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.trimLocked(keep)
+	gone := p.trimLocked(keep)
+	p.mu.Unlock()
+	p.letAllGo(gone)
+	return len(gone)
 }
 
-func (p *Pool) trimLocked(keep int) int {
+// trimLocked takes blocks off the idle list until keep are left, and returns them.
+func (p *Pool) trimLocked(keep int) []*block {
 	n := max(0, len(p.idle)-max(0, keep))
 	// The longest idle go first: their memory is the coldest.
-	rest := copy(p.idle, p.idle[n:])
-	clear(p.idle[rest:])
-	p.idle = p.idle[:rest]
+	gone := slices.Clone(p.idle[:n])
+	p.idle = slices.Delete(p.idle, 0, n)
 	p.n.Discarded += int64(n)
-	return n
+	return gone
 }
 
-// Close lets go of the idle blocks and keeps no more. Workspaces in use stay
-// valid, and are wiped when they are released. Closing twice is fine.
+func (p *Pool) letAllGo(blocks []*block) {
+	for _, b := range blocks {
+		p.letGo(b)
+	}
+}
+
+// Close lets go of the idle blocks and keeps no more, and ends the quarantine of
+// fenced ones. Workspaces in use stay valid, and are wiped when they are released.
+// Closing twice is fine.
 func (p *Pool) Close() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.closed = true
-	p.trimLocked(0)
+	gone, blocked := p.trimLocked(0), p.blocked
+	p.blocked = nil
+	p.mu.Unlock()
+	p.letAllGo(gone)
+	for _, t := range blocked {
+		t.forget()
+	}
 }
 
 // AuditIdle audits every block that is idle now, whole. It returns how many it
@@ -332,7 +388,11 @@ func (p *Pool) AuditIdle() (blocks, violations int) {
 	for _, blk := range idle {
 		found := 0
 		for _, h := range []Half{Client, Backend} {
-			v := inspect(blk.half(h), blk.guard(h), 0)
+			look := inspect
+			if blk.poisoned {
+				look = inspectPoison
+			}
+			v := look(blk.half(h), blk.guard(h), 0)
 			p.countAudit(mode, h, false, len(blk.half(h)))
 			if v != nil {
 				found++
@@ -342,20 +402,24 @@ func (p *Pool) AuditIdle() (blocks, violations int) {
 			}
 		}
 		violations += found
-		if found == 0 {
+		switch {
+		case found == 0:
 			clean = append(clean, blk)
+		case blk.region != nil:
+			p.blockForEver(blk.region)
 		}
 	}
 
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.n.Discarded += int64(len(idle) - len(clean))
 	p.idle = append(clean, p.idle...) // what came back meanwhile is hotter
 	keep := p.cfg.MaxIdle
 	if p.closed {
 		keep = 0
 	}
-	p.trimLocked(keep)
+	gone := p.trimLocked(keep)
+	p.mu.Unlock()
+	p.letAllGo(gone)
 	return len(idle), violations
 }
 
@@ -369,6 +433,7 @@ func (p *Pool) Stats() Stats {
 	s.ClientSize, s.BackendSize = p.cfg.ClientSize, p.cfg.BackendSize
 	s.InUse = s.Acquired - s.Released - s.Abandoned
 	s.Idle, s.MaxIdle, s.AbandonedLive = len(p.idle), p.cfg.MaxIdle, p.abandoned.Load()
+	s.Memory, s.Debug, s.FenceEvery, s.Quarantined = p.cfg.Memory, p.cfg.Debug, p.cfg.FenceEvery, len(p.blocked)
 	for m := range s.Modes {
 		s.Modes[m].Mode = Mode(m)
 	}

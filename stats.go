@@ -33,11 +33,20 @@ type Stats struct {
 	AbandonedLive int64 `json:"abandoned_live"` // gauge: abandoned blocks that something still refers to
 	Blockless     int64 `json:"blockless"`      // counter: workspaces handed out without a block: MaxLive, Close
 
+	Memory       Memory `json:"memory"`        // as configured
+	Debug        Debug  `json:"debug"`         // as configured
+	FenceEvery   int    `json:"fence_every"`   // as configured; 0: none
+	Fenced       int64  `json:"fenced"`        // counter: fenced blocks handed out
+	FenceSkipped int64  `json:"fence_skipped"` // counter: blocks that were drawn to be fenced and were not: too many at once, or the system refused
+	Quarantined  int    `json:"quarantined"`   // gauge: fenced blocks whose addresses are blocked
+	LateTouches  int64  `json:"late_touches"`  // counter: late touches that FenceFaultOf explained
+	MapFailures  int64  `json:"map_failures"`  // counter: system calls for mapped memory that failed
+
 	DoubleReleases int64 `json:"double_releases"` // counter: calls of Release on an ended workspace
 	SpilledBytes   int64 `json:"spilled_bytes"`   // counter: heap bytes used for want of room
 	Violations     int64 `json:"violations"`      // counter: all kinds, all modes
 	BreakerTrips   int64 `json:"breaker_trips"`   // counter
-	ReportsDropped int64 `json:"reports_dropped"` // counter: violations not reported since reporters were busy
+	ReportsDropped int64 `json:"reports_dropped"` // counter: reports and log lines that were dropped, since 16 others were under way
 	ReporterPanics int64 `json:"reporter_panics"` // counter: calls of OnViolation or of the logger that panicked
 
 	Modes [numModes]ModeStats `json:"modes"` // indexed by Mode

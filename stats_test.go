@@ -363,7 +363,7 @@ func TestBalanceHoldsAtEachScrape(t *testing.T) {
 }
 
 // gauges are the integers of Stats that may go down.
-var gauges = map[string]bool{".InUse": true, ".Idle": true, ".AbandonedLive": true}
+var gauges = map[string]bool{".InUse": true, ".Idle": true, ".AbandonedLive": true, ".Quarantined": true}
 
 func requireNoCounterFell(t *testing.T, before, after Stats) {
 	t.Helper()

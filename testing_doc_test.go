@@ -18,13 +18,6 @@ import (
 // a mark that a further test is still to come. Take the mark and the line here
 // away with it.
 var pendingRows = []string{
-	"go-chi/chi#993 (fence)",
-	"golang/go#51907 (fence)",
-	"cortexproject/cortex#6808 (fence)",
-	"gofiber/fiber#2067 (fence)",
-	"CVE-2014-0160 (fence)",
-	"erigontech/erigon#23161 (fence)",
-	"dgraph-io/badger#1136 (fence)",
 	"linkerd/linkerd2#603 (fleet)",
 }
 

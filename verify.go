@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -49,10 +50,11 @@ var guardPattern = sync.OnceValue(func() [guardSize]byte {
 	return p
 })
 
-// guardIntact reports whether g still holds the guard pattern.
+// guardIntact reports whether g still holds the guard pattern. In mapped memory g
+// is empty: inaccessible pages stand there.
 func guardIntact(g []byte) bool {
 	p := guardPattern()
-	return string(g) == string(p[:])
+	return len(g) == 0 || string(g) == string(p[:])
 }
 
 // An Op names an operation of a workspace: what was done when an audit ran.
@@ -96,9 +98,10 @@ const (
 	GuardDamaged                // the guard behind the half was overwritten
 	BadAccounting               // position, mark or reservation lie outside the half
 	OpenReservation             // the request ended with a reservation open
+	PoisonDamaged               // the block was written to while it was idle: see Debug
 )
 
-var kindNames = [...]string{"dirty-tail", "guard-damaged", "bad-accounting", "open-reservation"}
+var kindNames = [...]string{"dirty-tail", "guard-damaged", "bad-accounting", "open-reservation", "poison-damaged"}
 
 // String returns the name of the kind.
 func (k Kind) String() string { return nameOf(kindNames[:], int(k), "kind") }
@@ -132,7 +135,11 @@ type Violation struct {
 func (v *Violation) Error() string {
 	s := fmt.Sprintf("workspace: %s in pool %q, %s half, found at %s in mode %s: mark %d of %d", v.Kind, v.Pool, v.Half, v.Op, v.Mode, v.Mark, v.Size)
 	if v.Count > 0 {
-		s += fmt.Sprintf(", %d bytes not zero between %d and %d", v.Count, v.First, v.Last)
+		what := "not zero"
+		if v.Kind == PoisonDamaged {
+			what = "changed"
+		}
+		s += fmt.Sprintf(", %d bytes %s between %d and %d", v.Count, what, v.First, v.Last)
 	}
 	if !v.Guard {
 		s += ", guard damaged"
@@ -170,10 +177,22 @@ func inspect(half, guard []byte, off int) *Violation {
 
 // callers returns the calling stack as "function file:line". It never uses
 // debug.Stack, which prints argument words and so memory contents.
-func callers(skip int) []string {
-	pc := make([]uintptr, 24)
-	frames := runtime.CallersFrames(pc[:runtime.Callers(skip+2, pc)])
+func callers(skip int) []string { return frames(pcs(skip + 1)) }
+
+// pcs returns the program counters of the calling stack, innermost first. skip 0
+// begins with the caller of pcs.
+func pcs(skip int) []uintptr {
+	var buf [24]uintptr
+	return slices.Clone(buf[:runtime.Callers(skip+2, buf[:])])
+}
+
+// frames returns the stack that pcs recorded as "function file:line".
+func frames(pcs []uintptr) []string {
+	if len(pcs) == 0 {
+		return nil
+	}
 	var out []string
+	frames := runtime.CallersFrames(pcs)
 	for {
 		f, more := frames.Next()
 		if f.Function != "" {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -276,7 +277,9 @@ func TestEnumNames(t *testing.T) {
 		{"half", func(i uint8) enum { return Half(i) }, []string{"client", "backend"}},
 		{"mode", func(i uint8) enum { return Mode(i) }, []string{"shadow", "watermark", "fullclear"}},
 		{"op", func(i uint8) enum { return Op(i) }, []string{"acquire", "alloc", "reserve", "commit", "abort", "snapshot", "rewind", "reset", "release", "forced"}},
-		{"kind", func(i uint8) enum { return Kind(i) }, []string{"dirty-tail", "guard-damaged", "bad-accounting", "open-reservation"}},
+		{"kind", func(i uint8) enum { return Kind(i) }, []string{"dirty-tail", "guard-damaged", "bad-accounting", "open-reservation", "poison-damaged"}},
+		{"memory", func(i uint8) enum { return Memory(i) }, []string{"heap", "mapped"}},
+		{"debug", func(i uint8) enum { return Debug(i) }, []string{"off", "poison", "fence"}},
 	} {
 		for i := range 256 {
 			v := c.value(uint8(i))
@@ -286,8 +289,8 @@ func TestEnumNames(t *testing.T) {
 			}
 			require.Equal(t, want, v.String())
 			text, err := v.MarshalText()
-			if i >= len(c.names) && c.kind == "mode" {
-				require.ErrorIs(t, err, ErrConfig, "a Mode can be read back, so a bad one is not written")
+			if i >= len(c.names) && slices.Contains([]string{"mode", "memory", "debug"}, c.kind) {
+				require.ErrorIs(t, err, ErrConfig, "it can be read back, so a bad one is not written")
 				continue
 			}
 			require.NoError(t, err)
@@ -298,7 +301,23 @@ func TestEnumNames(t *testing.T) {
 	require.Equal(t, "backend", Backend.String())
 	require.Equal(t, "fullclear", FullClear.String())
 	require.Equal(t, "forced", OpForced.String())
-	require.Equal(t, "open-reservation", OpenReservation.String())
+	require.Equal(t, "poison-damaged", PoisonDamaged.String())
+	require.Equal(t, "mapped", Mapped.String())
+	require.Equal(t, "fence", Fence.String())
+}
+
+func TestMemoryAndDebugFromText(t *testing.T) {
+	var m Memory
+	require.NoError(t, m.UnmarshalText([]byte("Mapped")))
+	require.Equal(t, Mapped, m)
+	err := m.UnmarshalText([]byte("map"))
+	require.ErrorIs(t, err, ErrConfig)
+	require.ErrorContains(t, err, `memory "map" is none of heap, mapped`)
+	require.Equal(t, Mapped, m, "left as it was")
+	var d Debug
+	require.NoError(t, d.UnmarshalText([]byte("FENCE")))
+	require.Equal(t, Fence, d)
+	require.ErrorContains(t, d.UnmarshalText([]byte("on")), `debug "on" is none of off, poison, fence`)
 }
 
 func TestModeFromText(t *testing.T) {

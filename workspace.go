@@ -161,8 +161,10 @@ func (ws *Workspace) Hold() (done func()) {
 		}
 	}
 	var once atomic.Bool
+	id := ws.pool.watch.held(ws)
 	return func() {
 		if once.CompareAndSwap(false, true) {
+			ws.pool.watch.let(ws, id)
 			ws.drop()
 		}
 	}
@@ -199,6 +201,9 @@ func (ws *Workspace) Reset() {
 		}
 		a.oldest, a.cuts = a.seq+1, nil
 		a.over, a.spilled = false, 0
+	}
+	if ws.blk != nil && ws.blk.tenure != nil {
+		ws.refence()
 	}
 }
 

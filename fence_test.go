@@ -1,0 +1,257 @@
+//go:build (linux || darwin || freebsd || netbsd || openbsd || dragonfly) && !(386 || arm || mips || mipsle)
+
+package workspace
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+)
+
+// faultOf runs f as touching does and requires that a fence stopped it.
+func faultOf(t *testing.T, f func()) *FenceFault {
+	t.Helper()
+	v := touching(f)
+	require.NotNil(t, v, "nothing stopped it")
+	fault := FenceFaultOf(v)
+	require.NotNil(t, fault, "%v", v)
+	return fault
+}
+
+// releaseHere has a name that must stand in reports.
+//
+//go:noinline
+func releaseHere(ws *Workspace) { ws.Release() }
+
+//go:noinline
+func acquireHere(p *Pool) *Workspace { return p.Acquire() }
+
+func TestFenceStopsLateReadsAndWrites(t *testing.T) {
+	for _, cfg := range []Config{{Debug: Fence}, {Debug: Fence, Memory: Mapped, Mode: Watermark}, {FenceEvery: 1}, {Debug: Fence, ClientSize: MinHalfSize, BackendSize: 3 * MinHalfSize}} {
+		cfg.Name = "late"
+		p := newTestPool(t, cfg)
+		touches := int64(0)
+		for n := range 4 {
+			ws := acquireHere(p.Pool)
+			requireClean(t, ws)
+			size := [2]int{ws.Client().Size(), ws.Backend().Size()}
+			slices := [2][]byte{ws.Client().Alloc(size[Client]), ws.Backend().Alloc(size[Backend])}
+			stain(slices[Client], n)
+			stain(slices[Backend], n)
+			releaseHere(ws)
+			for _, h := range bothHalves {
+				b := slices[h]
+				for _, i := range []int{0, 1, size[h] / 2, size[h] - 1} {
+					for _, touch := range []func(){func() { sink = b[i] }, func() { b[i] = 'x' }} {
+						f := faultOf(t, touch)
+						touches++
+						require.Equal(t, "late", f.Pool)
+						require.EqualValues(t, n+1, f.Workspace)
+						require.Equal(t, h, f.Half)
+						require.Equal(t, i, f.Offset)
+						require.Equal(t, size[h], f.Size)
+						require.Contains(t, strings.Join(f.Acquired, "\n"), "workspace.acquireHere fence_test.go:")
+						require.Contains(t, strings.Join(f.Released, "\n"), "workspace.releaseHere fence_test.go:")
+						require.ErrorIs(t, f, ErrReleased)
+						require.NotErrorIs(t, f, ErrMisuse)
+						text, err := json.Marshal(f)
+						require.NoError(t, err)
+						for _, s := range []string{f.Error(), string(text), fmt.Sprintf("%+v %#v", f, f)} {
+							require.NotContains(t, s, "<tag0000", "no contents of memory")
+							require.Contains(t, s, "releaseHere")
+						}
+						require.Contains(t, f.Error(), fmt.Sprintf("workspace %d of pool \"late\": byte %d of the %s half (%d bytes)", n+1, i, h, size[h]))
+					}
+				}
+			}
+		}
+		s := p.Stats()
+		require.Equal(t, touches, s.LateTouches)
+		require.EqualValues(t, 4, s.Fenced)
+		require.Equal(t, 4, s.Quarantined)
+		require.Zero(t, s.Idle)
+		require.Zero(t, s.Violations)
+	}
+}
+
+func TestFenceStopsAtTheEdgesOfTheHalves(t *testing.T) {
+	p := newTestPool(t, Config{Debug: Fence, Name: "edges"})
+	ws := acquireHere(p.Pool)
+	for _, h := range bothHalves {
+		half := ws.blk.half(h)
+		first := unsafe.Pointer(unsafe.SliceData(half))
+		for _, off := range []int{-1, len(half), len(half) + 4000} {
+			f := faultOf(t, func() { sink = *(*byte)(unsafe.Add(first, off)) })
+			want := FenceFault{Pool: "edges", Workspace: 1, Half: h, Offset: off, Size: len(half), Acquired: f.Acquired}
+			if h == Backend && off == -1 {
+				// The page between the halves counts for the one in front.
+				want.Half, want.Offset = Client, int(uintptr(first)-1-address(ws.blk.half(Client)))
+			}
+			require.Equal(t, want, *f)
+			require.ErrorIs(t, f, ErrMisuse)
+			require.ErrorContains(t, f, "outside of memory in use")
+			require.ErrorContains(t, f, "acquireHere")
+		}
+	}
+	require.Zero(t, p.Stats().LateTouches, "the workspace is in use")
+	ws.Release()
+}
+
+func TestFenceFaultOfExplainsNothingElse(t *testing.T) {
+	p := newTestPool(t, Config{Memory: Mapped, MaxIdle: -1})
+	ws := p.Acquire()
+	b := ws.Client().Alloc(8)
+	ws.Release()
+	var null *int
+	var none map[string]int
+	for what, v := range map[string]any{
+		"nil": nil, "error": ErrReleased, "string": "x", "address of nothing": touching(func() { *null = 1 }),
+		"nil map": touching(func() { none["x"] = 1 }), "mapped, not fenced": touching(func() { b[0] = 1 }),
+	} {
+		require.Nil(t, FenceFaultOf(v), what)
+	}
+}
+
+// The addresses come back after as many further releases as the Config says, the
+// first to go first, and the books of them do not grow.
+func TestQuarantine(t *testing.T) {
+	for _, quarantine := range []int{1, 2, 7, 0} {
+		p := newTestPool(t, Config{Debug: Fence, Quarantine: quarantine, ClientSize: 23 * MinHalfSize, BackendSize: MinHalfSize})
+		if quarantine == 0 {
+			quarantine = 256
+		}
+		for len(spare.regions[[2]int{23 * MinHalfSize, MinHalfSize}]) > 0 {
+			takeSpare([2]int{23 * MinHalfSize, MinHalfSize})
+		}
+		var order []uintptr
+		for n := range 3*quarantine + 3 {
+			ws := p.Acquire()
+			at := address(ws.blk.mem)
+			if n <= quarantine {
+				require.NotContains(t, order, at, "release %d", n)
+				order = append(order, at)
+			} else {
+				require.Equal(t, order[n%(quarantine+1)], at, "release %d", n)
+			}
+			requireClean(t, ws)
+			stain(ws.Client().Alloc(100), n)
+			ws.Release()
+			require.Equal(t, min(n+1, quarantine), p.Stats().Quarantined)
+		}
+		fences.Lock()
+		known := 0
+		for tenure := range fences.tenures {
+			if tenure.pool == p.Pool {
+				known++
+			}
+		}
+		fences.Unlock()
+		require.Equal(t, quarantine, known)
+		require.Zero(t, p.fences)
+	}
+}
+
+// A message boundary ends the life of what was handed out before it.
+func TestResetOfAFencedWorkspace(t *testing.T) {
+	p := newTestPool(t, Config{Debug: Fence})
+	ws := p.Acquire()
+	for n := range 10 {
+		a, b := ws.Client().Alloc(1000), ws.Backend().Copy(tag(n))
+		stain(a, n)
+		ws.Reset()
+		for h, old := range map[Half][]byte{Client: a, Backend: b} {
+			f := faultOf(t, func() { sink = old[0] })
+			require.Equal(t, h, f.Half)
+			require.EqualValues(t, 1, f.Workspace)
+			require.Contains(t, strings.Join(f.Released, "\n"), "Workspace).Reset")
+		}
+		require.Zero(t, ws.Client().Mark())
+		requireClean(t, ws)
+	}
+	ws.Release()
+	s := p.Stats()
+	require.EqualValues(t, 11, s.Fenced)
+	require.EqualValues(t, 11, s.Created)
+	require.EqualValues(t, 11, s.Discarded)
+	require.EqualValues(t, 1, s.Released)
+	require.Zero(t, p.fences)
+}
+
+func TestFenceEveryTakesItsShare(t *testing.T) {
+	const requests, every = 4000, 20
+	next := uint64(0)
+	p := newTestPool(t, Config{FenceEvery: every, AuditEvery: -1, draw: func() uint64 {
+		next += 0x9e3779b97f4a7c15 // equidistributed
+		return next
+	}})
+	for n := range requests {
+		ws := p.Acquire()
+		requireClean(t, ws)
+		b := ws.Client().Copy(tag(n))
+		fenced := ws.blk.tenure != nil
+		ws.Release()
+		require.Equal(t, fenced, touching(func() { sink = b[0] }) != nil, "the others stay ordinary blocks")
+	}
+	s := p.Stats()
+	require.InDelta(t, requests/every, s.Fenced, 4*math.Sqrt(requests/every))
+	require.Zero(t, s.FenceSkipped)
+	require.Equal(t, 1, s.Idle)
+	require.Equal(t, s.Fenced+1, s.Created)
+	require.Equal(t, s.Fenced, s.Discarded)
+}
+
+func TestFenceEveryIsBounded(t *testing.T) {
+	p := newTestPool(t, Config{FenceEvery: 1})
+	all, _ := acquireMany(p.Pool, 3*maxFences)
+	fenced := 0
+	for _, ws := range all {
+		if ws.blk.tenure != nil {
+			fenced++
+		}
+	}
+	require.Equal(t, maxFences, fenced)
+	require.EqualValues(t, maxFences, p.Stats().Fenced)
+	require.EqualValues(t, 2*maxFences, p.Stats().FenceSkipped)
+	for _, ws := range all {
+		ws.Release()
+	}
+	ws := p.Acquire()
+	require.NotNil(t, ws.blk.tenure, "there is room again")
+	ws.Release()
+}
+
+// Where nobody can recover, the log is all there is beside the crash.
+func TestReleaseOfAFencedBlockIsLogged(t *testing.T) {
+	for _, c := range []struct {
+		cfg    Config
+		level  slog.Level
+		logged bool
+	}{
+		{Config{FenceEvery: 1}, slog.LevelInfo, true},
+		{Config{Debug: Fence}, slog.LevelInfo, false},
+		{Config{Debug: Fence}, slog.LevelDebug, true},
+	} {
+		var log lockedBuffer
+		c.cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: c.level}))
+		p := newTestPool(t, c.cfg)
+		ws := p.Acquire()
+		half := ws.blk.half(Backend)
+		releaseHere(ws)
+		for range maxReports {
+			p.reports <- struct{}{}
+		}
+		if !c.logged {
+			require.Empty(t, log.String())
+			continue
+		}
+		require.Contains(t, log.String(), fmt.Sprintf("backend=%#x-%#x", address(half), address(half)+uintptr(len(half))))
+		require.Contains(t, log.String(), "workspace.releaseHere fence_test.go:")
+		require.Contains(t, log.String(), "workspace=1")
+	}
+}
