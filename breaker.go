@@ -18,6 +18,7 @@ func (p *Pool) report(v *Violation) {
 	trip := p.tripped.CompareAndSwap(false, true)
 	p.mu.Lock()
 	p.n.Violations++
+	p.n.LastViolation = v.Time.Unix()
 	p.n.Modes[v.Mode].half(v.Half).Violations++
 	if trip {
 		p.n.BreakerTrips++

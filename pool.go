@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
@@ -265,6 +266,9 @@ func (p *Pool) addLocked(h *HalfStats, a *Arena) {
 	h.SavedBytes += a.tally.saved
 	h.Overflows += a.tally.overflows
 	p.n.SpilledBytes += a.tally.spilled
+	if a.ws.blk != nil {
+		h.addMark(a.tally.mark)
+	}
 }
 
 func (p *Pool) countDoubleRelease() {
@@ -273,8 +277,9 @@ func (p *Pool) countDoubleRelease() {
 	p.mu.Unlock()
 }
 
-// countAudit counts one audit that read n bytes.
-func (p *Pool) countAudit(m Mode, h Half, sampled bool, n int) {
+// countAudit counts one audit that read n bytes and began at start.
+func (p *Pool) countAudit(m Mode, h Half, sampled bool, n int, start time.Time) {
+	took := time.Since(start).Nanoseconds()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.n.Modes[m].half(h)
@@ -284,6 +289,7 @@ func (p *Pool) countAudit(m Mode, h Half, sampled bool, n int) {
 		s.ForcedAudits++
 	}
 	s.AuditBytes += int64(n)
+	s.AuditNanos += took
 }
 
 func (m *ModeStats) half(h Half) *HalfStats {
@@ -392,8 +398,9 @@ func (p *Pool) AuditIdle() (blocks, violations int) {
 			if blk.poisoned {
 				look = inspectPoison
 			}
+			start := time.Now()
 			v := look(blk.half(h), blk.guard(h), 0)
-			p.countAudit(mode, h, false, len(blk.half(h)))
+			p.countAudit(mode, h, false, len(blk.half(h)), start)
 			if v != nil {
 				found++
 				zero(blk.half(h))

@@ -3,10 +3,13 @@ package workspace
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
+	"maps"
 	"math"
 	"math/big"
 	"reflect"
 	"regexp"
+	"strings"
 	"sync"
 	"testing"
 
@@ -256,7 +259,9 @@ func TestWipedAndSavedBytes(t *testing.T) {
 		ws.Client().Alloc(2 * used)
 		ws.Release()
 		m := p.Stats().Modes[mode]
-		want := HalfStats{Ops: 5, Audits: 5, WipedBytes: 2 * size, SavedBytes: 2*size - 3*used, AuditBytes: 5*size - 2*used - 2*2*used}
+		require.Positive(t, m.Client.AuditNanos)
+		m.Client.AuditNanos = 0
+		want := HalfStats{Marks: [NumMarks]int64{1: 1}, MarkBytes: 2 * used, Ops: 5, Audits: 5, WipedBytes: 2 * size, SavedBytes: 2*size - 3*used, AuditBytes: 5*size - 2*used - 2*2*used}
 		if mode == Watermark {
 			want.WipedBytes = 3 * used
 		}
@@ -363,7 +368,7 @@ func TestBalanceHoldsAtEachScrape(t *testing.T) {
 }
 
 // gauges are the integers of Stats that may go down.
-var gauges = map[string]bool{".InUse": true, ".Idle": true, ".AbandonedLive": true, ".Quarantined": true}
+var gauges = map[string]bool{".InUse": true, ".Idle": true, ".AbandonedLive": true, ".Quarantined": true, ".LastViolation": true}
 
 func requireNoCounterFell(t *testing.T, before, after Stats) {
 	t.Helper()
@@ -402,6 +407,7 @@ func TestCountersFarUp(t *testing.T) {
 		eachInt(reflect.ValueOf(before), "", func(path string, f reflect.Value) { d[path] = -f.Int() })
 		eachInt(reflect.ValueOf(after), "", func(path string, f reflect.Value) { d[path] += f.Int() })
 		delete(d, ".AbandonedLive") // is up to the collector
+		maps.DeleteFunc(d, func(path string, _ int64) bool { return strings.HasSuffix(path, ".AuditNanos") })
 		return d
 	}
 	want := difference(run(0))
@@ -423,4 +429,77 @@ func TestCountersFarUp(t *testing.T) {
 	before, after := run(math.MaxInt64 - 50)
 	require.Equal(t, want, difference(before, after))
 	require.NotPanics(t, func() { after.Totals() })
+}
+
+func TestMarksAreCountedOncePerRequest(t *testing.T) {
+	for i, c := range []struct{ mark, bucket int }{
+		{0, 0}, {1, 0}, {1024, 0}, {1025, 1}, {2048, 1}, {2049, 2}, {65_536, 6}, {65_537, 7}, {131_073, 8}, {262_144, 8}, {262_145, 9}, {1 << 20, 9},
+	} {
+		p := newTestPool(t, Config{BackendSize: 1 << 20})
+		ws := p.Acquire()
+		ws.Backend().Alloc(c.mark)
+		ws.Release()
+		h := p.Stats().Modes[Shadow].Backend
+		want := [NumMarks]int64{}
+		want[c.bucket] = 1
+		require.Equal(t, want, h.Marks, "case %d: mark %d", i, c.mark)
+		require.EqualValues(t, c.mark, h.MarkBytes)
+		require.LessOrEqual(t, c.mark, MarkBound(c.bucket))
+		if c.bucket > 0 {
+			require.Greater(t, c.mark, MarkBound(c.bucket-1))
+		}
+	}
+	for _, i := range []int{-1, NumMarks} {
+		require.PanicsWithError(t, fmt.Sprintf("%v: MarkBound(%d), want 0 to 9", ErrMisuse, i), func() { MarkBound(i) })
+	}
+
+	// The highest of all messages; also of a request whose block was abandoned, but
+	// not of one that had no block.
+	p := newTestPool(t, Config{MaxLive: 1})
+	ws := p.Acquire()
+	start := ws.Client().Snapshot()
+	ws.Client().Alloc(5000)
+	ws.Client().Rewind(start)
+	ws.Reset()
+	ws.Client().Alloc(10)
+	none := p.Acquire()
+	none.Client().Alloc(100_000)
+	none.Release()
+	ws.Abandon()
+	h := p.Stats().Modes[Shadow].Client
+	require.Equal(t, [NumMarks]int64{3: 1}, h.Marks)
+	require.EqualValues(t, 5000, h.MarkBytes)
+}
+
+func TestSubTakesEachCounter(t *testing.T) {
+	var now, then Stats
+	for i, s := range []*Stats{&now, &then} {
+		eachInt(reflect.ValueOf(s).Elem(), "", func(_ string, v reflect.Value) { v.SetInt(int64(1000 - 700*i)) })
+	}
+	eachInt(reflect.ValueOf(now.Sub(then)), "", func(path string, v reflect.Value) {
+		if v.Kind() == reflect.Int64 && !gauges[path] {
+			require.EqualValues(t, 700, v.Int(), path)
+		} else {
+			require.EqualValues(t, 1000, v.Int(), "%s is not a counter", path)
+		}
+	})
+}
+
+func TestStatsAllocateNothing(t *testing.T) {
+	p := newTestPool(t, Config{})
+	p.Acquire().Release()
+	var s Stats
+	require.Zero(t, testing.AllocsPerRun(100, func() { s = p.Stats().Sub(s) }))
+}
+
+func TestStatsInALogLine(t *testing.T) {
+	p := newTestPool(t, Config{Name: "edge"})
+	ws := p.Acquire()
+	ws.Client().Copy(tag(1))
+	ws.Release()
+	var b strings.Builder
+	slog.New(slog.NewTextHandler(&b, nil)).Info("x", "stats", p.Stats())
+	require.Contains(t, b.String(), "stats.pool=edge stats.mode=shadow stats.effective_mode=shadow stats.breaker_open=false stats.acquired=1 stats.released=1")
+	require.Contains(t, b.String(), "stats.audits=5 stats.violations=0 stats.bound_95=0.45")
+	require.NotContains(t, b.String(), string(tag(1)))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
@@ -80,6 +81,7 @@ type Arena struct {
 // tally is what an arena counts for Stats while the request runs.
 type tally struct {
 	ops, wiped, saved, spilled, overflows int64
+	mark                                  int // the highest at the end of a message
 }
 
 // begin puts the arena over mem for a request that starts now. All of mem must
@@ -202,8 +204,9 @@ func (a *Arena) audit(op Op, sampled bool) *Violation {
 	}
 	off := a.high()
 	guard := a.ws.blk.guard(a.half)
+	start := time.Now()
 	v := inspect(a.mem(), guard, off)
-	a.ws.pool.countAudit(a.ws.mode, a.half, sampled, a.size-off)
+	a.ws.pool.countAudit(a.ws.mode, a.half, sampled, a.size-off, start)
 	if v != nil {
 		zero(a.mem()[off:])
 		restoreGuard(guard)
@@ -281,6 +284,7 @@ func (a *Arena) finish(op Op) {
 		a.ws.violated(a, &Violation{Kind: GuardDamaged, Size: a.size, Mark: a.high(), First: -1, Last: -1}, op)
 	}
 	a.countOps()
+	a.tally.mark = max(a.tally.mark, a.high())
 	if op == OpRelease && a.ws.doubts.Load()&leftAlone != 0 {
 		return
 	}
