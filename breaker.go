@@ -15,16 +15,19 @@ const maxReports = 16 // reports under way at once
 // ever waiting for him.
 func (p *Pool) report(v *Violation) {
 	v.Time, v.Pool, v.Kernel, v.Build, v.Stack = time.Now(), p.cfg.Name, kernelName, buildName(), callers(1)
-	trip := p.tripped.CompareAndSwap(false, true)
-	p.mu.Lock()
-	p.n.Violations++
-	p.n.LastViolation = v.Time.Unix()
-	p.n.Modes[v.Mode].half(v.Half).Violations++
+	trip := false
+	from, to := p.change("violation", func() {
+		p.n.Violations++
+		p.n.LastViolation = v.Time.Unix()
+		p.n.Modes[v.Mode].half(v.Half).Violations++
+		if trip = p.tripped.CompareAndSwap(false, true); trip {
+			p.n.BreakerTrips++
+		}
+	})
 	if trip {
-		p.n.BreakerTrips++
+		p.emit(Event{Kind: BreakerTripped, From: from, To: to, Cause: v.Kind.String()})
 	}
-	p.mu.Unlock()
-
+	p.emit(Event{Kind: ViolationFound, From: to, To: to, Cause: v.Kind.String(), Violation: v})
 	p.tell(func() {
 		if p.cfg.OnViolation != nil {
 			p.cfg.OnViolation(v)
@@ -61,9 +64,12 @@ func (p *Pool) tell(f func()) {
 // Rearm closes the breaker after someone has understood why it opened. The
 // reason goes to the log. It reports whether the breaker was open.
 func (p *Pool) Rearm(reason string) bool {
-	if !p.tripped.CompareAndSwap(true, false) {
+	closed := false
+	from, to := p.change("rearmed: "+reason, func() { closed = p.tripped.CompareAndSwap(true, false) })
+	if !closed {
 		return false
 	}
+	p.emit(Event{Kind: BreakerRearmed, From: from, To: to, Cause: reason})
 	p.logger().Warn("workspace: breaker rearmed", "pool", p.cfg.Name, "reason", reason)
 	return true
 }

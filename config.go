@@ -69,6 +69,11 @@ type Config struct {
 	// pool is in Shadow. See Pool.SetCanary.
 	Canary float64
 
+	// HostCanary restricts Watermark to some of the hosts of a fleet. Nil does not.
+	// The mode of a request is the most careful of Mode, or Canary, of this, and of
+	// what the breaker allows. See Pool.SetHostCanary.
+	HostCanary *HostCanary
+
 	// AuditEvery is the mean number of operations on a half between two audits:
 	// 1 audits each, 0 means 20,000, a negative value turns sampled audits off.
 	// The highest value is 16,777,216.
@@ -129,6 +134,10 @@ type Config struct {
 	// and counted. A panic in it is caught and counted. Nil means: log to Logger.
 	OnViolation func(*Violation)
 
+	// OnEvent is told of mode changes, of the breaker and of violations, in a
+	// goroutine of its own like OnViolation, and within the same limit. Nil: nobody.
+	OnEvent func(Event)
+
 	// Logger gets violations, mode changes and warnings. Nil means slog.Default().
 	Logger *slog.Logger
 
@@ -168,6 +177,9 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%w: MaxSpill is %d, want at most %d", ErrConfig, c.MaxSpill, math.MaxInt-maxAlign)
 	}
 	if err := c.checkMemory(); err != nil {
+		return c, err
+	}
+	if err := c.HostCanary.check(); err != nil {
 		return c, err
 	}
 	if c.Quarantine == 0 {

@@ -35,6 +35,7 @@ type Pool struct {
 	closed  bool
 	mode    Mode
 	canary  float64
+	barred  bool  // the host canary keeps this pool out of Watermark
 	n       Stats // only its counters
 }
 
@@ -51,6 +52,7 @@ func NewPool(cfg Config) (*Pool, error) {
 		reports: make(chan struct{}, maxReports),
 		mode:    cfg.Mode,
 		canary:  cfg.Canary,
+		barred:  !cfg.HostCanary.Includes(cfg.Name),
 		watch:   cfg.watch,
 	}
 	p.self = p
@@ -132,7 +134,7 @@ func (p *Pool) take(strict bool) (*block, Mode, error) {
 		return nil, 0, refused
 	}
 	mode := p.effectiveLocked()
-	if mode == Shadow && p.canary > 0 && !p.tripped.Load() && float64(p.cfg.draw()>>11)*0x1p-53 < p.canary {
+	if mode == Shadow && p.canary > 0 && p.mayLocked() && float64(p.cfg.draw()>>11)*0x1p-53 < p.canary {
 		mode = Watermark
 	}
 	p.n.Acquired++
@@ -177,14 +179,17 @@ func (p *Pool) refusalLocked() error {
 	return nil
 }
 
-// effectiveLocked is the mode for a request that is no canary: the more careful
-// of the one that was set and what the breaker allows.
+// effectiveLocked is the mode for a request that is no canary: the most careful
+// of the one that was set and what the breaker and the host canary allow.
 func (p *Pool) effectiveLocked() Mode {
-	if p.mode == Watermark && p.tripped.Load() {
+	if p.mode == Watermark && !p.mayLocked() {
 		return Shadow
 	}
 	return p.mode
 }
+
+// mayLocked reports whether any request may run in Watermark.
+func (p *Pool) mayLocked() bool { return !p.barred && !p.tripped.Load() }
 
 // giveBack ends the use of a block: it goes to the idle list, or on any doubt to
 // the collector. quiet says that no other goroutine can be in the arenas, so
@@ -311,15 +316,17 @@ func (p *Pool) Mode() Mode {
 //
 // While the breaker is open Watermark has the effect of Shadow.
 func (p *Pool) SetMode(m Mode) error {
+	return p.setMode(m, "SetMode")
+}
+
+func (p *Pool) setMode(m Mode, cause string) error {
 	if m >= numModes {
 		return fmt.Errorf("%w: mode %d", ErrConfig, m)
 	}
-	p.mu.Lock()
-	old := p.mode
-	p.mode = m
-	p.mu.Unlock()
+	var old Mode
+	p.change(cause, func() { old, p.mode = p.mode, m })
 	if old != m {
-		p.logger().Info("workspace: mode changed", "pool", p.cfg.Name, "from", old.String(), "to", m.String())
+		p.logger().Info("workspace: mode changed", "pool", p.cfg.Name, "from", old.String(), "to", m.String(), "cause", cause)
 	}
 	return nil
 }
