@@ -234,7 +234,7 @@ func BenchmarkWipe(b *testing.B) {
 // An audit reads from the mark to the end of the half. Here it is in the cache;
 // on a busy host it is not, and the same audit takes several times as long.
 func BenchmarkAudit(b *testing.B) {
-	blk := newBlock(DefaultHalfSize, DefaultHalfSize, func() int { return 1 })
+	blk := newBlock(DefaultHalfSize, DefaultHalfSize, noGap)
 	for _, tail := range []int{256 * kb, 200 * kb} {
 		b.Run("tail="+byteName(tail), func(b *testing.B) {
 			half, guard := blk.half(Client), blk.guard(Client)

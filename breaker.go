@@ -22,9 +22,11 @@ func (p *Pool) report(v *Violation) {
 		p.n.Modes[v.Mode].half(v.Half).Violations++
 		if trip = p.tripped.CompareAndSwap(false, true); trip {
 			p.n.BreakerTrips++
+			p.trip = breakerRecord{Build: v.Build, Pool: v.Pool, Kind: v.Kind.String(), Time: v.Time}
 		}
 	})
 	if trip {
+		go p.saveBreaker() // a slow disk must not hold up a request
 		p.emit(Event{Kind: BreakerTripped, From: from, To: to, Cause: v.Kind.String()})
 	}
 	p.emit(Event{Kind: ViolationFound, From: to, To: to, Cause: v.Kind.String(), Violation: v})
@@ -69,6 +71,7 @@ func (p *Pool) Rearm(reason string) bool {
 	if !closed {
 		return false
 	}
+	p.saveBreaker()
 	p.emit(Event{Kind: BreakerRearmed, From: from, To: to, Cause: reason})
 	p.logger().Warn("workspace: breaker rearmed", "pool", p.cfg.Name, "reason", reason)
 	return true

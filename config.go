@@ -74,10 +74,25 @@ type Config struct {
 	// what the breaker allows. See Pool.SetHostCanary.
 	HostCanary *HostCanary
 
+	// BreakerFile is where an open breaker survives a restart: a path in a directory
+	// that exists and can be written to. A program of the same build, that is of the
+	// same revision and Go version, starts with an open breaker; another build does
+	// not. So does one that finds a file that it can't read. Rearm removes the file.
+	// Each pool needs a file of its own. Empty: nothing survives.
+	BreakerFile string
+
 	// AuditEvery is the mean number of operations on a half between two audits:
 	// 1 audits each, 0 means 20,000, a negative value turns sampled audits off.
 	// The highest value is 16,777,216.
 	AuditEvery int
+
+	// AuditBudget is how many sampled audits the pool makes a second, at most, on
+	// average; with enough operations it makes at least half as many. The interval
+	// begins with AuditEvery. It grows when a minute's audits are spent, so a burst
+	// costs some minutes' audits at once, and no more. It shrinks once a minute at
+	// most, by half. After the first change it is a power of two, up to 16,777,216.
+	// 0 means: always AuditEvery.
+	AuditBudget int
 
 	// MaxIdle is how many wiped blocks wait for a request at the most. 0 means
 	// 64; a negative value keeps none.
@@ -169,6 +184,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%w: Mode is %d, want one of Shadow, Watermark, FullClear", ErrConfig, c.Mode)
 	case !(c.Canary >= 0 && c.Canary <= 1):
 		return c, fmt.Errorf("%w: Canary is %v, want 0 to 1", ErrConfig, c.Canary)
+	case c.AuditBudget < 0 || c.AuditBudget > maxAuditBudget:
+		return c, fmt.Errorf("%w: AuditBudget is %d, want 0 to %d", ErrConfig, c.AuditBudget, maxAuditBudget)
+	case c.AuditBudget > 0 && c.AuditEvery < 0:
+		return c, fmt.Errorf("%w: AuditBudget is %d, but AuditEvery is %d, which turns audits off", ErrConfig, c.AuditBudget, c.AuditEvery)
 	case c.AuditEvery > maxAuditEvery:
 		return c, fmt.Errorf("%w: AuditEvery is %d, want at most %d", ErrConfig, c.AuditEvery, maxAuditEvery)
 	case c.MaxLive < 0:
@@ -180,6 +199,9 @@ func (c Config) withDefaults() (Config, error) {
 		return c, err
 	}
 	if err := c.HostCanary.check(); err != nil {
+		return c, err
+	}
+	if err := c.checkBreakerFile(); err != nil {
 		return c, err
 	}
 	if c.Quarantine == 0 {

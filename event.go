@@ -26,7 +26,8 @@ func (k *EventKind) UnmarshalText(text []byte) error {
 	return parseName(k, eventNames[:], "event", text)
 }
 
-// An Event is something that an operator wants to know at once.
+// An Event is something that an operator wants to know at once. One may overtake
+// another; Time says which came first. It holds no contents of memory.
 type Event struct {
 	Time      time.Time  `json:"time"`
 	Pool      string     `json:"pool"`

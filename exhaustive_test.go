@@ -148,7 +148,7 @@ func (r *tinyRun) fail(format string, args ...any) {
 // begin gets the block for a new sequence. Nothing clears it: it must be clean.
 func (r *tinyRun) begin() {
 	if r.blk == nil {
-		r.blk = newBlock(tinyHalf, tinyHalf, r.pool.sampler.gap)
+		r.blk = newBlock(tinyHalf, tinyHalf, r.pool.countdown)
 		r.pool.idle = append(r.pool.idle, r.blk)
 	}
 	r.ws = r.pool.Acquire()

@@ -27,7 +27,9 @@ func TestCopiedAndZeroPoolsAreRefused(t *testing.T) {
 // copyPool copies what matters of a Pool, field by field, as go vet would not
 // allow a copy of the locks.
 func copyPool(p *Pool) *Pool {
-	return &Pool{self: p.self, cfg: p.cfg, sampler: p.sampler, reports: p.reports, idle: p.idle, mode: p.mode}
+	c := &Pool{self: p.self, cfg: p.cfg, reports: p.reports, idle: p.idle, mode: p.mode}
+	c.sampler.Store(p.sampler.Load())
+	return c
 }
 
 // Sizes of zero are refused, too, while a reservation is open.

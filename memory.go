@@ -37,18 +37,18 @@ type block struct {
 	mem      []byte    // all of it; in mapped memory not all of it is accessible
 	halves   [2][]byte // cap is len
 	guards   [2][]byte
-	skip     [2]int   // the sampler's gap left for each half
-	rests    [2]int64 // Pool.rests when each half was last wiped past its mark
-	region   *region  // nil: heap memory
-	tenure   *tenure  // nil: not fenced
-	poisoned bool     // idle, and filled with the poison
+	next     [2]countdown // what is left of the sampler's countdown for each half
+	rests    [2]int64     // Pool.rests when each half was last wiped past its mark
+	region   *region      // nil: heap memory
+	tenure   *tenure      // nil: not fenced
+	poisoned bool         // idle, and filled with the poison
 }
 
 // newBlock allocates a zeroed block on the heap with its guards set.
-func newBlock(client, backend int, gap func() int) *block {
+func newBlock(client, backend int, next func() countdown) *block {
 	b := &block{
 		mem:  make([]byte, client+guardSize+backend+guardSize),
-		skip: [2]int{gap(), gap()},
+		next: [2]countdown{next(), next()},
 	}
 	rest := b.mem
 	for h, size := range [2]int{client, backend} {
@@ -60,12 +60,12 @@ func newBlock(client, backend int, gap func() int) *block {
 }
 
 // newMappedBlock returns a zeroed block of mapped memory.
-func newMappedBlock(client, backend int, gap func() int, advice advice) (*block, error) {
+func newMappedBlock(client, backend int, next func() countdown, advice advice) (*block, error) {
 	r, err := openRegion(client, backend, advice)
 	if err != nil {
 		return nil, err
 	}
-	return &block{mem: r.all, halves: r.halves, skip: [2]int{gap(), gap()}, region: r}, nil
+	return &block{mem: r.all, halves: r.halves, next: [2]countdown{next(), next()}, region: r}, nil
 }
 
 // newBlock makes a block of the kind that the Config asks for. number is that of
@@ -73,20 +73,20 @@ func newMappedBlock(client, backend int, gap func() int, advice advice) (*block,
 // no memory the block comes from the heap, and that is counted.
 func (p *Pool) newBlock(fence bool, number int64) *block {
 	if fence || p.cfg.Memory == Mapped {
-		b, err := newMappedBlock(p.cfg.ClientSize, p.cfg.BackendSize, p.sampler.gap, advice{lock: p.cfg.Lock, huge: p.cfg.HugePages})
+		b, err := newMappedBlock(p.cfg.ClientSize, p.cfg.BackendSize, p.countdown, advice{lock: p.cfg.Lock, huge: p.cfg.HugePages})
 		if fence {
 			p.fenced(err == nil)
 		}
 		if err != nil {
 			p.mapFailed(err)
-			return newBlock(p.cfg.ClientSize, p.cfg.BackendSize, p.sampler.gap)
+			return newBlock(p.cfg.ClientSize, p.cfg.BackendSize, p.countdown)
 		}
 		if fence {
 			b.tenure = newTenure(p, b.region, number)
 		}
 		return b
 	}
-	return newBlock(p.cfg.ClientSize, p.cfg.BackendSize, p.sampler.gap)
+	return newBlock(p.cfg.ClientSize, p.cfg.BackendSize, p.countdown)
 }
 
 // mapFailed counts a system call that failed, and logs the first.

@@ -10,7 +10,7 @@ import (
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-func noGap() int { return 1 }
+func noGap() countdown { return countdown{1, true} }
 
 // blockSizes are sizes of halves: the smallest, those whose blocks the runtime
 // serves from its size classes, the default, and an odd pair.
@@ -37,7 +37,7 @@ func TestBlockLayout(t *testing.T) {
 				require.Equal(t, -1, firstNonZero(b.half(h)))
 				require.True(t, guardIntact(b.guard(h)))
 			}
-			require.Equal(t, [2]int{1, 1}, b.skip)
+			require.Equal(t, [2]countdown{{1, true}, {1, true}}, b.next)
 		})
 	}
 }
@@ -92,6 +92,6 @@ func TestRestoreGuard(t *testing.T) {
 
 func TestBlockDrawsAGapForEachHalf(t *testing.T) {
 	n := 0
-	b := newBlock(MinHalfSize, MinHalfSize, func() int { n++; return n * 10 })
-	require.Equal(t, [2]int{10, 20}, b.skip)
+	b := newBlock(MinHalfSize, MinHalfSize, func() countdown { n++; return countdown{n * 10, n == 2} })
+	require.Equal(t, [2]countdown{{10, false}, {20, true}}, b.next)
 }

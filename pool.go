@@ -17,12 +17,14 @@ type Pool struct {
 	self      *Pool // the pool itself: a copy would share its idle list
 	cfg       Config
 	watch     *watch // nil except in a TestPool
-	sampler   sampler
+	sampler   atomic.Pointer[sampler]
 	tripped   atomic.Bool  // the breaker is open
 	rests     atomic.Int64 // bytes past the mark that were wiped, see Arena.wipeRest
 	abandoned atomic.Int64 // abandoned blocks that are not collected yet
 	warned    atomic.Bool  // the log has the hint about foreign goroutines
 	reports   chan struct{}
+
+	fileMu sync.Mutex // guards Config.BreakerFile; before mu
 
 	// mu guards everything below. No block is wiped, audited or allocated, and
 	// nothing is logged, while it is held. A workspace that one goroutine released and
@@ -35,7 +37,10 @@ type Pool struct {
 	closed  bool
 	mode    Mode
 	canary  float64
-	barred  bool  // the host canary keeps this pool out of Watermark
+	barred  bool // the host canary keeps this pool out of Watermark
+	lost    bool // the source of the mode fails: see Follow
+	trip    breakerRecord
+	budget  budget
 	n       Stats // only its counters
 }
 
@@ -48,7 +53,6 @@ func NewPool(cfg Config) (*Pool, error) {
 	}
 	p := &Pool{
 		cfg:     cfg,
-		sampler: newSampler(cfg.AuditEvery, cfg.draw),
 		reports: make(chan struct{}, maxReports),
 		mode:    cfg.Mode,
 		canary:  cfg.Canary,
@@ -56,14 +60,17 @@ func NewPool(cfg Config) (*Pool, error) {
 		watch:   cfg.watch,
 	}
 	p.self = p
+	p.budget = budget{perSecond: cfg.AuditBudget, every: cfg.AuditEvery, since: time.Now()}
+	p.resample()
 	if cfg.Lock {
 		// Better now than at the first request.
-		b, err := newMappedBlock(cfg.ClientSize, cfg.BackendSize, p.sampler.gap, advice{lock: true, huge: cfg.HugePages})
+		b, err := newMappedBlock(cfg.ClientSize, cfg.BackendSize, p.countdown, advice{lock: true, huge: cfg.HugePages})
 		if err != nil {
 			return nil, fmt.Errorf("%w: Lock is set: %w", ErrConfig, err)
 		}
 		p.letGo(b)
 	}
+	p.loadBreaker()
 	if err := selfTest(); err != nil {
 		p.logger().Error("workspace: the assembly failed its self-test; plain Go code is used instead", "pool", cfg.Name, "kernel", kernelName, "error", err)
 	}
@@ -180,7 +187,8 @@ func (p *Pool) refusalLocked() error {
 }
 
 // effectiveLocked is the mode for a request that is no canary: the most careful
-// of the one that was set and what the breaker and the host canary allow.
+// of the one that was set and what the breaker, the host canary and a source of the
+// mode that fails allow.
 func (p *Pool) effectiveLocked() Mode {
 	if p.mode == Watermark && !p.mayLocked() {
 		return Shadow
@@ -189,7 +197,7 @@ func (p *Pool) effectiveLocked() Mode {
 }
 
 // mayLocked reports whether any request may run in Watermark.
-func (p *Pool) mayLocked() bool { return !p.barred && !p.tripped.Load() }
+func (p *Pool) mayLocked() bool { return !p.barred && !p.lost && !p.tripped.Load() }
 
 // giveBack ends the use of a block: it goes to the idle list, or on any doubt to
 // the collector. quiet says that no other goroutine can be in the arenas, so
@@ -290,6 +298,9 @@ func (p *Pool) countAudit(m Mode, h Half, sampled bool, n int, start time.Time) 
 	s := p.n.Modes[m].half(h)
 	if sampled {
 		s.Audits++
+		if p.budget.spend(start) {
+			p.resample()
+		}
 	} else {
 		s.ForcedAudits++
 	}
@@ -324,7 +335,7 @@ func (p *Pool) setMode(m Mode, cause string) error {
 		return fmt.Errorf("%w: mode %d", ErrConfig, m)
 	}
 	var old Mode
-	p.change(cause, func() { old, p.mode = p.mode, m })
+	p.change(cause, func() { old, p.mode, p.lost = p.mode, m, false })
 	if old != m {
 		p.logger().Info("workspace: mode changed", "pool", p.cfg.Name, "from", old.String(), "to", m.String(), "cause", cause)
 	}
@@ -443,8 +454,9 @@ func (p *Pool) Stats() Stats {
 	defer p.mu.Unlock()
 	s := p.n
 	s.Pool, s.Mode, s.Effective, s.Canary = p.cfg.Name, p.mode, p.effectiveLocked(), p.canary
-	s.BreakerOpen, s.AuditEvery, s.Kernel = p.tripped.Load(), p.cfg.AuditEvery, kernelName
-	s.ClientSize, s.BackendSize = p.cfg.ClientSize, p.cfg.BackendSize
+	s.BreakerOpen, s.AuditEvery, s.Kernel = p.tripped.Load(), p.budget.every, kernelName
+	s.HostExcluded, s.SourceLost = p.barred, p.lost
+	s.AuditBudget, s.ClientSize, s.BackendSize = p.cfg.AuditBudget, p.cfg.ClientSize, p.cfg.BackendSize
 	s.InUse = s.Acquired - s.Released - s.Abandoned
 	s.Idle, s.MaxIdle, s.AbandonedLive = len(p.idle), p.cfg.MaxIdle, p.abandoned.Load()
 	s.Memory, s.Debug, s.FenceEvery, s.Quarantined = p.cfg.Memory, p.cfg.Debug, p.cfg.FenceEvery, len(p.blocked)

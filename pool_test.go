@@ -113,7 +113,7 @@ func TestPoolConfigDefaults(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, p.cfg.MaxIdle, "none")
 	require.Zero(t, p.cfg.MaxSpill, "none")
-	require.True(t, p.sampler.off)
+	require.True(t, p.sampler.Load().off)
 	ws := p.Acquire()
 	defer ws.Release()
 	requirePanicIs(t, ErrFull, func() { ws.Client().Alloc(DefaultHalfSize + 1) })

@@ -20,12 +20,26 @@ const maxAuditEvery = 1 << 24
 // workspace that lives fewer operations than the gap. The geometric distribution
 // has no memory, so a gap may be carried from one request to the next.
 //
+// For the same reason a gap may be drawn in pieces, each at the rate that holds
+// when its time has come: see chunk.
+//
 // A sampler is read-only once made; goroutines may share it.
 type sampler struct {
 	// digits[j] is the probability that bit j of gap-1 is set, in units of 2^-64.
 	digits []uint64
 	draw   func() uint64 // uniform over all 64-bit values; safe for concurrent use
 	off    bool
+	chunk  int // longest countdown: math.MaxInt, or maxChunk where the rate may change
+}
+
+// maxChunk is how many operations a half may be behind a change of the rate.
+const maxChunk = 4096
+
+// A countdown is how many operations there are until the sampler is asked again,
+// and whether the last of them is audited.
+type countdown struct {
+	ops   int
+	audit bool
 }
 
 // newSampler makes a sampler with a mean gap of every operations. A negative
@@ -36,7 +50,7 @@ type sampler struct {
 // table below holds these in 64-bit integers, so each platform draws the same
 // gaps from the same random numbers; a float logarithm would not.
 func newSampler(every int, draw func() uint64) sampler {
-	s := sampler{draw: draw, off: every < 0}
+	s := sampler{draw: draw, off: every < 0, chunk: math.MaxInt}
 	if every == 0 {
 		every = DefaultAuditEvery
 	}
@@ -70,4 +84,14 @@ func (s *sampler) gap() int {
 		}
 	}
 	return 1 + int(min(n, math.MaxInt-1))
+}
+
+// next draws a countdown. A gap that is longer than chunk is cut there and
+// forgotten: what is left of a geometric gap is distributed as a new one.
+func (s *sampler) next() countdown {
+	n := s.gap()
+	if n > s.chunk {
+		return countdown{s.chunk, false}
+	}
+	return countdown{n, !s.off}
 }

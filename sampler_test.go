@@ -449,7 +449,7 @@ func TestSamplerSurvivesStuckGenerators(t *testing.T) {
 				}
 			}
 			p := newTestPool(t, Config{ClientSize: MinHalfSize, BackendSize: MinHalfSize, AuditEvery: 64, draw: g.draw}).Pool
-			for range 1 << len(p.sampler.digits) {
+			for range 1 << len(p.sampler.Load().digits) {
 				p.Acquire().Release()
 			}
 			require.Positive(t, clientAudits(p))

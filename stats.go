@@ -11,15 +11,18 @@ import (
 // zero with the pool and never go down. Acquired is always the sum of Released,
 // Abandoned and InUse.
 type Stats struct {
-	Pool        string  `json:"pool"`
-	Mode        Mode    `json:"mode"`           // as set
-	Effective   Mode    `json:"effective_mode"` // what a request gets now, canaries apart
-	Canary      float64 `json:"canary"`         // share of requests in Watermark while the pool is in Shadow
-	BreakerOpen bool    `json:"breaker_open"`   // a violation made the pool fall back
-	AuditEvery  int     `json:"audit_every"`    // mean operations between audits; negative: off
-	Kernel      string  `json:"kernel"`         // the clear and verify code in use
-	ClientSize  int     `json:"client_size"`    // bytes
-	BackendSize int     `json:"backend_size"`   // bytes
+	Pool         string  `json:"pool"`
+	Mode         Mode    `json:"mode"`           // as set
+	Effective    Mode    `json:"effective_mode"` // what a request gets now, canaries apart
+	Canary       float64 `json:"canary"`         // share of requests in Watermark while the pool is in Shadow
+	BreakerOpen  bool    `json:"breaker_open"`   // a violation made the pool fall back
+	HostExcluded bool    `json:"host_excluded"`  // the host canary keeps the pool out of Watermark
+	SourceLost   bool    `json:"source_lost"`    // the source of the mode fails, which keeps it out, too: see Pool.Follow
+	AuditEvery   int     `json:"audit_every"`    // mean operations between audits at present; negative: off
+	AuditBudget  int     `json:"audit_budget"`   // audits a second, as configured; 0: no limit
+	Kernel       string  `json:"kernel"`         // the clear and verify code in use
+	ClientSize   int     `json:"client_size"`    // bytes
+	BackendSize  int     `json:"backend_size"`   // bytes
 
 	Acquired  int64 `json:"acquired"`  // counter: workspaces handed out
 	Released  int64 `json:"released"`  // counter: workspaces whose block was wiped and could be reused

@@ -201,7 +201,7 @@ func TestStatsAsJSON(t *testing.T) {
 	require.Equal(t, s, back)
 
 	// Dashboards read these names.
-	require.Contains(t, string(text), `"pool":"edge","mode":"watermark","effective_mode":"watermark","canary":0.25,"breaker_open":false,"audit_every":1,`)
+	require.Contains(t, string(text), `"pool":"edge","mode":"watermark","effective_mode":"watermark","canary":0.25,"breaker_open":false,"host_excluded":false,"source_lost":false,"audit_every":1,"audit_budget":0,`)
 	require.Contains(t, string(text), `"modes":[{"mode":"shadow",`)
 	require.Contains(t, string(text), `"acquired":2,"released":1,"abandoned":1,"in_use":0,"doubts":{"running":0,"violation":0,"reservation":0,"panic":0,"upgrade":0,"abandon":1},`)
 	snake := regexp.MustCompile(`^[a-z]+(_[a-z]+)*$`)

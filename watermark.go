@@ -61,10 +61,11 @@ type Arena struct {
 	pos   int                   // P
 	limit int                   // E; 0 while a reservation is open, which keeps Alloc out
 	mark  int                   // W as of the last time P or R went down
-	skip  int                   // operations to the next audit
+	skip  int                   // operations until the sampler is asked
 
 	// Cold.
 	ws      *Workspace
+	sampled bool // the operation at which skip ends is audited
 	half    Half
 	over    bool  // something did not fit, since acquire or Reset
 	spilled int   // bytes of MaxSpill used, since acquire or Reset
@@ -85,11 +86,11 @@ type tally struct {
 }
 
 // begin puts the arena over mem for a request that starts now. All of mem must
-// be zero. skip is the sampler's gap carried over from the previous request.
-func (a *Arena) begin(ws *Workspace, h Half, mem []byte, skip int) {
+// be zero. next is the sampler's countdown carried over from the previous request.
+func (a *Arena) begin(ws *Workspace, h Half, mem []byte, next countdown) {
 	a.ws, a.half = ws, h
 	a.base, a.size, a.limit = unsafe.SliceData(mem), len(mem), len(mem)
-	a.skip, a.from = skip, skip
+	a.skip, a.from, a.sampled = next.ops, next.ops, next.audit
 	a.oldest = 1
 	a.self.Store(a)
 }
@@ -171,10 +172,9 @@ func (a *Arena) afterSlow(op Op) {
 		return
 	}
 	a.countOps()
-	s := &a.ws.pool.sampler
-	a.skip = s.gap()
-	a.from = a.skip
-	if !s.off && a.size > 0 {
+	sampled, next := a.sampled, a.ws.pool.countdown()
+	a.skip, a.from, a.sampled = next.ops, next.ops, next.audit
+	if sampled && a.size > 0 {
 		a.audit(op, true)
 	}
 }

@@ -65,12 +65,12 @@ func (ws *Workspace) begin(blk *block, mode Mode) {
 	ws.blk, ws.mode = blk, mode
 	ws.shares.Store(1)
 	if blk == nil {
-		ws.client.begin(ws, Client, nil, math.MaxInt)
-		ws.backend.begin(ws, Backend, nil, math.MaxInt)
+		ws.client.begin(ws, Client, nil, countdown{ops: math.MaxInt})
+		ws.backend.begin(ws, Backend, nil, countdown{ops: math.MaxInt})
 		return
 	}
-	ws.client.begin(ws, Client, blk.half(Client), blk.skip[Client])
-	ws.backend.begin(ws, Backend, blk.half(Backend), blk.skip[Backend])
+	ws.client.begin(ws, Client, blk.half(Client), blk.next[Client])
+	ws.backend.begin(ws, Backend, blk.half(Backend), blk.next[Backend])
 }
 
 // copied reports whether ws is not a handle that a Pool made: nil, the zero
@@ -275,7 +275,7 @@ func (ws *Workspace) end() {
 	if ws.blk != nil {
 		ws.client.finish(OpRelease)
 		ws.backend.finish(OpRelease)
-		ws.blk.skip = [2]int{ws.client.skip, ws.backend.skip}
+		ws.blk.next = [2]countdown{{ws.client.skip, ws.client.sampled}, {ws.backend.skip, ws.backend.sampled}}
 	}
 	ws.pool.giveBack(ws, true)
 	// A dead handle must not keep the memory alive.
