@@ -113,29 +113,53 @@ func (d debugPool) html(b *bytes.Buffer) {
 	if d.BreakerOpen {
 		breaker = "OPEN: Watermark has the effect of Shadow until Rearm"
 	}
+	host := "may run in Watermark"
+	if d.HostExcluded {
+		host = "excluded by the host canary: no Watermark"
+	}
+	source := "no trouble"
+	if d.SourceLost {
+		source = "LOST: no Watermark until it works again or SetMode"
+	}
+	last := "never"
+	if d.LastViolation != 0 {
+		last = time.Unix(d.LastViolation, 0).UTC().Format(time.RFC3339)
+	}
 	fmt.Fprintf(b, "<h2>%s</h2>\n", html.EscapeString(d.Pool))
-	table(b, "mode", d.Mode, "in effect", d.Effective, "canary share", d.Canary, "breaker", breaker, "trips", d.BreakerTrips)
+	table(b, "mode", d.Mode, "in effect", d.Effective, "canary share", d.Canary, "host", host, "mode source", source, "breaker", breaker, "trips", d.BreakerTrips)
 	table(b, "acquired", d.Acquired, "released", d.Released, "abandoned", d.Abandoned, "in use", d.InUse,
 		"without a block", d.Blockless, "double releases", d.DoubleReleases)
 	table(b, "blocks created", d.Created, "idle", d.Idle, "idle at most", d.MaxIdle, "let go", d.Discarded,
 		"abandoned, still referred to", d.AbandonedLive, "client half (bytes)", d.ClientSize, "backend half (bytes)", d.BackendSize)
 	table(b, "bytes wiped", t.WipedBytes, "a request", fixed(d.Wiped), "bytes past the mark (saved in watermark)", t.SavedBytes, "a request", fixed(d.Saved),
 		"halves overflowed", t.Overflows, "heap bytes instead", d.SpilledBytes)
-	table(b, "operations", t.Ops, "mean between audits", d.AuditEvery, "audits", t.Audits, "forced audits", t.ForcedAudits, "kernel", d.Kernel,
-		"violations", d.Violations, "reports dropped", d.ReportsDropped, "reporter panics", d.ReporterPanics)
+	table(b, "operations", t.Ops, "mean between audits", d.AuditEvery, "audits a second at most", d.AuditBudget, "audits", t.Audits, "forced audits", t.ForcedAudits, "kernel", d.Kernel,
+		"violations", d.Violations, "last violation", last, "reports dropped", d.ReportsDropped, "reporter panics", d.ReporterPanics)
 	table(b, "memory", d.Memory, "debug", d.Debug, "fence one in", d.FenceEvery, "fenced", d.Fenced, "not fenced though drawn", d.FenceSkipped,
 		"in quarantine", d.Quarantined, "late touches", d.LateTouches, "mapping failures", d.MapFailures)
 	table(b, "confidence", "share of operations with a violation", "95 %", "at most "+general(d.Bound95), "99.9999 %", "at most "+general(d.Bound999999))
 	table(b, "abandoned because", "requests", "running", d.Doubts.Running, "violation", d.Doubts.Violation, "reservation", d.Doubts.Reservation,
 		"panic", d.Doubts.Panic, "upgrade", d.Doubts.Upgrade, "abandon", d.Doubts.Abandon)
 	b.WriteString("<table>\n")
-	row(b, "th", "mode", "half", "released", "operations", "audits", "forced", "bytes audited", "violations", "bytes wiped", "bytes past the mark", "overflows")
+	row(b, "th", "mode", "half", "released", "operations", "audits", "forced", "bytes audited", "seconds for that", "violations", "mean mark", "bytes wiped", "bytes past the mark", "overflows")
 	for _, m := range d.Modes {
 		for i, h := range []HalfStats{m.Client, m.Backend} {
-			row(b, "td", m.Mode, Half(i), m.Released, h.Ops, h.Audits, h.ForcedAudits, h.AuditBytes, h.Violations, h.WipedBytes, h.SavedBytes, h.Overflows)
+			row(b, "td", m.Mode, Half(i), m.Released, h.Ops, h.Audits, h.ForcedAudits, h.AuditBytes, fixed(float64(h.AuditNanos)/1e9), h.Violations, h.meanMark(), h.WipedBytes, h.SavedBytes, h.Overflows)
 		}
 	}
 	b.WriteString("</table>\n")
+}
+
+// meanMark is the mean of the marks of requests, in bytes.
+func (h HalfStats) meanMark() string {
+	n := int64(0)
+	for _, m := range h.Marks {
+		n += m
+	}
+	if n == 0 {
+		return "-"
+	}
+	return fixed(float64(h.MarkBytes) / float64(n))
 }
 
 func fixed(f float64) string   { return strconv.FormatFloat(f, 'f', 1, 64) }

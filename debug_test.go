@@ -185,6 +185,28 @@ func TestDebugHandlerShowsTheOpenBreaker(t *testing.T) {
 	require.Equal(t, DoubtStats{Violation: 1}, got.Pools[0].Doubts)
 }
 
+func TestDebugHandlerShowsWhatBarsWatermark(t *testing.T) {
+	p := newTestPool(t, Config{Mode: Watermark})
+	h := DebugHandler(p.Pool)
+	page := debugRequest(t, h, "GET", "/").Body.String()
+	for _, bar := range []string{"excluded", "LOST"} {
+		require.NotContains(t, page, bar)
+	}
+	require.Contains(t, page, "<td>never</td>")
+	require.Contains(t, page, "<td>-</td>", "no request, no mean mark")
+
+	require.NoError(t, p.SetHostCanary(&HostCanary{}))
+	p.change("test", func() { p.lost, p.n.LastViolation = true, 1_000_000_000 })
+	ws := p.Acquire()
+	ws.Client().Alloc(3000)
+	ws.Release()
+	p.Acquire().Release()
+	page = debugRequest(t, h, "GET", "/").Body.String()
+	for _, want := range []string{"excluded by the host canary", "LOST", "2001-09-09T01:46:40Z", "<td>1500.0</td>"} {
+		require.Contains(t, page, want)
+	}
+}
+
 func TestDebugHandlerPools(t *testing.T) {
 	requirePanicIs(t, ErrMisuse, func() { DebugHandler(newTestPool(t, Config{}).Pool, nil) })
 
