@@ -107,6 +107,9 @@ func TestBreakerFileThatCantBeWritten(t *testing.T) {
 	require.Contains(t, <-told, "the breaker file could not be brought up to date")
 	require.True(t, p.Stats().BreakerOpen)
 	require.True(t, p.Rearm("by hand"), "nothing to remove is no error")
+	require.Contains(t, <-told, "breaker rearmed")
+	time.Sleep(10 * time.Millisecond)
+	require.Empty(t, told)
 }
 
 // The file says in the end what the breaker is, whatever came in between.
