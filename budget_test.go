@@ -180,6 +180,37 @@ func TestAuditBudget(t *testing.T) {
 	require.Zero(t, q.Stats().Totals().Audits)
 }
 
+// Whether an operation is audited was drawn with the countdown that ends there.
+func TestCountdownsThatEndWithoutAnAudit(t *testing.T) {
+	cut := newSampler(20_000, fixedGap(t, 20_000, maxChunk+1))
+	whole := newSampler(20_000, fixedGap(t, 20_000, maxChunk))
+	cut.chunk, whole.chunk = maxChunk, maxChunk
+	require.Equal(t, countdown{maxChunk, false}, cut.next())
+	require.Equal(t, countdown{maxChunk, true}, whole.next())
+
+	p := newTestPool(t, Config{})
+	ws := p.Acquire()
+	a := ws.Client()
+	alloc := func(next *sampler) int64 {
+		before := p.Stats().Totals().Audits
+		p.sampler.Store(next)
+		a.skip, a.from = 1, 1
+		a.Alloc(1)
+		return p.Stats().Totals().Audits - before
+	}
+	require.True(t, a.sampled)
+	require.EqualValues(t, 1, alloc(&cut))
+	require.Equal(t, maxChunk, a.skip)
+	require.EqualValues(t, 0, alloc(&whole))
+	require.EqualValues(t, 1, alloc(&cut))
+	ws.Release() // 1 operation of a countdown without an audit
+	p.sampler.Store(&whole)
+	ws = p.Acquire()
+	require.False(t, ws.Client().sampled, "it runs on in the next request")
+	require.Equal(t, maxChunk-2, ws.Client().skip)
+	ws.Release()
+}
+
 func TestAuditBudgetRefusesBadValues(t *testing.T) {
 	for _, c := range []struct {
 		cfg  Config

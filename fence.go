@@ -58,7 +58,7 @@ type tenure struct {
 // fences are the tenures that last, and those whose addresses are blocked.
 var fences struct {
 	sync.Mutex
-	tenures map[*tenure]bool
+	tenures map[*tenure]struct{}
 }
 
 func newTenure(p *Pool, r *region, number int64) *tenure {
@@ -66,9 +66,9 @@ func newTenure(p *Pool, r *region, number int64) *tenure {
 	fences.Lock()
 	defer fences.Unlock()
 	if fences.tenures == nil {
-		fences.tenures = map[*tenure]bool{}
+		fences.tenures = map[*tenure]struct{}{}
 	}
-	fences.tenures[t] = true
+	fences.tenures[t] = struct{}{}
 	return t
 }
 
@@ -178,7 +178,6 @@ func (p *Pool) quarantineLocked(t *tenure) (over *tenure) {
 func (ws *Workspace) refence() {
 	p, old := ws.pool, ws.blk
 	ws.blk = p.newBlock(true, old.tenure.number)
-	ws.blk.rests = old.rests
 	for _, a := range []*Arena{&ws.client, &ws.backend} {
 		a.base = unsafe.SliceData(ws.blk.half(a.half))
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -56,6 +57,8 @@ func TestFenceStopsLateReadsAndWrites(t *testing.T) {
 						require.Equal(t, h, f.Half)
 						require.Equal(t, i, f.Offset)
 						require.Equal(t, size[h], f.Size)
+						require.Contains(t, f.Acquired[0], "(*Pool).acquire pool.go:")
+						require.Contains(t, f.Released[0], "(*Pool).giveBack pool.go:")
 						require.Contains(t, strings.Join(f.Acquired, "\n"), "workspace.acquireHere fence_test.go:")
 						require.Contains(t, strings.Join(f.Released, "\n"), "workspace.releaseHere fence_test.go:")
 						require.ErrorIs(t, f, ErrReleased)
@@ -78,6 +81,44 @@ func TestFenceStopsLateReadsAndWrites(t *testing.T) {
 		require.Zero(t, s.Idle)
 		require.Zero(t, s.Violations)
 	}
+}
+
+// Where a tenure ends, that of a neighbour may begin.
+func TestTenuresEndWhereTheirRegionEnds(t *testing.T) {
+	p := newTestPool(t, Config{Debug: Fence})
+	ws := p.Acquire()
+	defer ws.Release()
+	own, all := ws.blk.tenure, ws.blk.region.all
+	for _, c := range []struct {
+		offset int
+		in     bool
+	}{{-1, false}, {0, true}, {len(all) - 1, true}, {len(all), false}} {
+		got, released := tenureAt(addressOf(all) + uintptr(c.offset))
+		require.Equal(t, c.in, got == own, "offset %d", c.offset)
+		if c.in {
+			require.Nil(t, released)
+		}
+	}
+}
+
+// After Close there is no quarantine: what is released then is not watched.
+func TestFenceAfterClose(t *testing.T) {
+	p := newTestPool(t, Config{Debug: Fence})
+	before := p.Acquire()
+	early := before.Client().Alloc(8)
+	before.Release()
+	ws := p.Acquire()
+	b, region := ws.Client().Alloc(8), ws.blk.region
+	p.Close()
+	ws.Release()
+	for _, b := range [][]byte{early, b} {
+		v := touching(func() { b[0] = 1 })
+		require.NotNil(t, v, "it is inaccessible all the same")
+		require.Nil(t, FenceFaultOf(v))
+	}
+	spare.Lock()
+	defer spare.Unlock()
+	require.True(t, slices.Contains(spare.regions[region.sizes], region), "its addresses may be used again")
 }
 
 func TestFenceStopsAtTheEdgesOfTheHalves(t *testing.T) {

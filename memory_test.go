@@ -95,3 +95,45 @@ func TestBlockDrawsAGapForEachHalf(t *testing.T) {
 	b := newBlock(MinHalfSize, MinHalfSize, func() countdown { n++; return countdown{n * 10, n == 2} })
 	require.Equal(t, [2]countdown{{10, false}, {20, true}}, b.next)
 }
+
+func TestMemorySettingsThatAreRefused(t *testing.T) {
+	type refusal struct {
+		cfg  Config
+		want string
+	}
+	refusals := []refusal{
+		{Config{Memory: 2}, "Memory is 2, want Heap or Mapped"},
+		{Config{Memory: 255}, "Memory is 255, want Heap or Mapped"},
+		{Config{Debug: 3}, "Debug is 3, want DebugOff, Poison or Fence"},
+		{Config{FenceEvery: -1}, "FenceEvery is -1, want 0 to 1073741824"},
+		{Config{FenceEvery: 1<<30 + 1}, "FenceEvery is 1073741825, want 0 to 1073741824"},
+		{Config{Quarantine: -1}, "Quarantine is -1, want 0 to 65536"},
+		{Config{Quarantine: 65_537}, "Quarantine is 65537, want 0 to 65536"},
+		{Config{Lock: true}, "Lock needs Memory Mapped, but Memory is heap"},
+		{Config{Lock: true, Debug: Fence}, "Lock needs Memory Mapped, but Memory is heap"},
+		{Config{HugePages: true}, "HugePages needs Memory Mapped, but Memory is heap"},
+	}
+	if !hugePages {
+		refusals = append(refusals, refusal{Config{Memory: Mapped, HugePages: true}, "HugePages is set: " + errNoHugePages.Error()})
+	}
+	if !canMap {
+		refusals = append(refusals,
+			refusal{Config{Memory: Mapped}, "Memory is mapped, Debug is off, FenceEvery is 0: " + errNoMapping.Error()},
+			refusal{Config{Debug: Fence}, "Memory is heap, Debug is fence, FenceEvery is 0: " + errNoMapping.Error()},
+			refusal{Config{FenceEvery: 7}, "Memory is heap, Debug is off, FenceEvery is 7: " + errNoMapping.Error()})
+	}
+	for _, r := range refusals {
+		_, err := NewPool(r.cfg)
+		require.ErrorIs(t, err, ErrConfig)
+		require.ErrorContains(t, err, r.want)
+	}
+	accepted := []Config{{Quarantine: 65_536}, {Debug: Poison}}
+	if canMap {
+		accepted = append(accepted, Config{Memory: Mapped, HugePages: hugePages}, Config{Debug: Fence, Memory: Mapped}, Config{FenceEvery: 1 << 30})
+	}
+	for _, cfg := range accepted {
+		p, err := NewPool(cfg)
+		require.NoError(t, err)
+		p.Close()
+	}
+}

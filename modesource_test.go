@@ -151,6 +151,23 @@ func TestFollowASourceThatFails(t *testing.T) {
 	})
 }
 
+// A Poll that the end of Follow interrupted is no failure.
+func TestFollowEndsInAPoll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newTestPool(t, Config{Mode: Watermark})
+		ctx, stop := context.WithCancel(t.Context())
+		polls := 0
+		err := p.Follow(ctx, sourceFunc(func(ctx context.Context) (Mode, error) {
+			if polls++; polls == maxFailures {
+				stop()
+			}
+			return Shadow, errors.New("no")
+		}), time.Second)
+		require.ErrorIs(t, err, context.Canceled)
+		require.False(t, p.Stats().SourceLost)
+	})
+}
+
 func TestFollowLimitsEachPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newTestPool(t, Config{Mode: Watermark})

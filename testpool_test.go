@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -181,6 +182,15 @@ func TestTestPoolTakesTheConfig(t *testing.T) {
 	require.Equal(t, FullClear, ws.Mode())
 	ws.Release()
 	require.NotZero(t, p.Stats().Totals().Audits)
+}
+
+// What it writes to its file it does not write to the log as well.
+func TestTestPoolLeavesTheLogAlone(t *testing.T) {
+	var log strings.Builder
+	require.Empty(t, verdict(func(p *Pool) { p.Acquire().Release() }, func(c *Config) {
+		c.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}))
+	require.Empty(t, log.String())
 }
 
 // The file that explains a crash exists while it may be needed, and not longer.

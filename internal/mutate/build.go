@@ -195,6 +195,9 @@ func (b *builder) buildAll(ctx context.Context, ms []*mutant, files map[string]*
 	if _, err := os.Stat(path); err == nil {
 		return path, ids, nil
 	}
+	if err := os.MkdirAll(b.keep, 0o755); err != nil {
+		return "", nil, err
+	}
 	built, err := b.build(ctx, sources)
 	if err != nil {
 		return "", nil, err

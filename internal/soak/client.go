@@ -190,7 +190,11 @@ func (l *load) judge(c *call, got reply) {
 		case got.err != nil:
 			l.bad(&l.lost, c, "no answer: %v", got.err)
 		case got.status != http.StatusOK || len(got.body) != int(float64(c.answer)*c.part) || !c.tag.fills(got.body):
-			l.bad(&l.wrong, c, "status %d and a part of %d bytes that is not as it must be", got.status, len(got.body))
+			why := ""
+			if got.status != http.StatusOK {
+				why = fmt.Sprintf(": %.200q", got.body) // the reason, and nobody's data
+			}
+			l.bad(&l.wrong, c, "status %d and a part of %d bytes that is not as it must be%s", got.status, len(got.body), why)
 		}
 	case panicAbort, panicOther, goexit:
 		if got.err == nil {

@@ -207,7 +207,7 @@ func TestJudgeFindsBadReplies(t *testing.T) {
 		{"part", call{answer: 100, trouble: cancelRead, part: 0.5}, reply{200, right(50), nil}, 0, 0},
 		{"wrong part", call{answer: 100, trouble: cancelRead, part: 0.5}, reply{200, spoilt[50:], nil}, 1, 0},
 		{"half a body taken for whole", call{answer: 100, trouble: cancelUpload}, reply{200, right(100), nil}, 1, 0},
-		{"half a body", call{answer: 100, trouble: cancelUpload}, reply{400, []byte("no body\n"), nil}, 0, 0},
+		{"half a body", call{answer: 100, trouble: cancelUpload}, reply{400, []byte("no body: unexpected EOF\n"), nil}, 0, 0},
 		{"cancelled too late", call{answer: 100, trouble: cancelWait}, reply{200, right(100), nil}, 0, 0},
 		{"cancelled, wrong", call{answer: 100, trouble: cancelWait}, reply{200, spoilt, nil}, 1, 0},
 		{"late", call{answer: 100, route: timeoutFunc}, reply{503, []byte(lateAnswer), nil}, 0, 0},

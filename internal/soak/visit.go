@@ -135,7 +135,7 @@ func (v *visit) serve(w http.ResponseWriter, r *http.Request, take func() *works
 		v.halves[v.rng.IntN(2)].probeFresh()
 	}
 	if err := v.readBody(r); err != nil {
-		http.Error(w, "no body", http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("no body: %v", err), http.StatusBadRequest)
 		v.check()
 		return
 	}
