@@ -60,6 +60,7 @@ func TestMappedLayout(t *testing.T) {
 		pages                 [2][2]int
 		total                 int
 	}{
+		{4096, 4097, 1, [2][2]int{{4096, 12288}, {16384, 20480}}, 24576}, // no half is so small, but the arithmetic is right
 		{4096, 4096, 4096, [2][2]int{{4096, 8192}, {12288, 16384}}, 20480},
 		{4096, 262144, 8192, [2][2]int{{4096, 266240}, {270336, 278528}}, 282624},
 		{16384, 4096, 20480, [2][2]int{{16384, 32768}, {49152, 81920}}, 98304},
@@ -251,6 +252,7 @@ func TestAbandonedMappedBlocks(t *testing.T) {
 			require.EqualValues(t, 1, p.Stats().AbandonedLive)
 		}
 		runtime.KeepAlive(a) // a handle, too
+		require.EqualValues(t, cfg.Debug/Fence, p.fences, "it counts as long as it is there")
 		ws, a = nil, nil
 		require.Eventually(t, func() bool {
 			runtime.GC()
@@ -264,6 +266,7 @@ func TestAbandonedMappedBlocks(t *testing.T) {
 			p.Trim(0)
 		}
 		requireBlocked(t, b)
+		require.Zero(t, p.fences)
 	}
 }
 
@@ -286,6 +289,52 @@ func TestBadMappedBlocksAreNotUsedAgain(t *testing.T) {
 		p.Trim(0)
 	}
 	require.Equal(t, DirtyTail, p.violations(1)[0].Kind)
+
+	// One that the system does not shut is counted, and not used either.
+	ws = p.Acquire()
+	mem, half = ws.blk.mem, ws.blk.half(Client)
+	ws.Release()
+	half[5000] = 1
+	sysMapAnew = func([]byte) error { return errors.New("refused for the test") }
+	p.AuditIdle()
+	sysMapAnew = mapAnew
+	require.EqualValues(t, 1, p.Stats().MapFailures)
+	ws = p.Acquire()
+	require.False(t, overlap(ws.blk.mem, mem))
+	ws.Release()
+	p.violations(2)
+}
+
+// What Trim and Close let go of is used again; a half-open region is, too, if it
+// could be shut.
+func TestRegionsOfCleanBlocksAreSpare(t *testing.T) {
+	sizes := [2]int{23 * MinHalfSize, MinHalfSize} // of no other test
+	p := newTestPool(t, Config{Memory: Mapped, ClientSize: sizes[0], BackendSize: sizes[1]})
+	ws := p.Acquire()
+	r := ws.blk.region
+	ws.Release()
+	p.Trim(0)
+	refused := errors.New("refused for the test")
+	opened := 0
+	sysOpen = func(b []byte, how advice) error {
+		if opened++; opened == 2 {
+			return refused
+		}
+		return openPages(b, how)
+	}
+	_, err := openRegion(sizes[0], sizes[1], advice{})
+	require.ErrorIs(t, err, refused)
+	requireBlocked(t, r.halves[Client])
+
+	opened = 1
+	sysMapAnew = func([]byte) error { return refused }
+	again := takeSpare(sizes)
+	require.Same(t, r, again, "it was shut, so it is spare")
+	again.putSpare()
+	_, err = openRegion(sizes[0], sizes[1], advice{})
+	sysOpen, sysMapAnew = openPages, mapAnew
+	require.ErrorIs(t, err, refused)
+	require.Nil(t, takeSpare(sizes), "it could not be shut")
 }
 
 // A system call that fails costs the fence or the mapping, never the request.
