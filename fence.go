@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/bits"
+	"runtime"
 	"strings"
 	"sync"
 	"unsafe"
@@ -228,7 +229,10 @@ func (f *FenceFault) Unwrap() error {
 // fenced block, or its time in quarantine is over. A fault in memory whose request
 // had ended is counted (Stats.LateTouches).
 func FenceFaultOf(v any) *FenceFault {
-	fault, ok := v.(interface{ Addr() uintptr }) // what the runtime panics with
+	fault, ok := v.(interface { // what the runtime panics with
+		runtime.Error
+		Addr() uintptr
+	})
 	if !ok {
 		return nil
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -30,7 +31,8 @@ type TestingT interface {
 // runtime does with every bad address, unless that goroutine called
 // [runtime/debug.SetPanicOnFault]. Then the file workspace-fence-*.log in the
 // directory for temporary files says, by address, what the memory was, and
-// which stacks had acquired and released it. A test that gets to its end removes it.
+// which stacks had acquired and released it. So it does when the panic in the
+// goroutine of the test is not recovered. A test that gets to its end removes it.
 //
 // Elsewhere the pool has Config.Debug Poison, which sees late writes, and shows
 // late readers rubbish.
@@ -73,7 +75,9 @@ func watchedPool(t TestingT, patience time.Duration, configure []func(*Config)) 
 		debug.SetPanicOnFault(panics)
 		w.check(t, p, patience)
 		p.Close()
-		fenceLog.close()
+		if file := fenceLog.close(faulted()); file != "" {
+			t.Errorf("workspace.TestPool: the test ends in a fault; %s says, by address, what the memory was and who had released it", file)
+		}
 	})
 	return p
 }
@@ -229,14 +233,26 @@ func (l *crashLog) write(s string) {
 	l.file.WriteString(s)
 }
 
-// close removes the file when the last user has gone.
-func (l *crashLog) close() {
+// close removes the file when the last user has gone. keep leaves it, for a
+// program that is about to end, and returns its name.
+func (l *crashLog) close(keep bool) (kept string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if keep && l.file != nil {
+		return l.file.Name()
+	}
 	if l.users--; l.users > 0 || l.file == nil {
-		return
+		return ""
 	}
 	l.file.Close()
 	os.Remove(l.file.Name())
 	l.file = nil
+	return ""
+}
+
+// faulted reports whether a bad address made the calling goroutine panic. Package
+// testing has recovered the panic when it runs the clean-ups, and ends the program
+// with it afterwards; the stack still shows it.
+func faulted() bool {
+	return slices.ContainsFunc(callers(0), func(frame string) bool { return strings.HasPrefix(frame, "runtime.sigpanic ") })
 }
