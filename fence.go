@@ -103,7 +103,7 @@ func (t *tenure) record() {
 	}
 	t.pool.tell(func() {
 		if log := t.pool.logger(); log.Enabled(context.Background(), level) {
-			log.Log(context.Background(), level, "workspace: a fenced block is inaccessible from now on", "pool", t.pool.cfg.Name, "workspace", t.number,
+			log.Log(context.Background(), level, "workspace: the request of a fenced block has ended", "pool", t.pool.cfg.Name, "workspace", t.number,
 				"client", t.addresses(Client), "backend", t.addresses(Backend), "released", strings.Join(frames(t.released), " < "))
 		}
 	})
