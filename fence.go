@@ -53,7 +53,7 @@ type tenure struct {
 	number   int64 // of the workspace
 	acquired []uintptr
 	released []uintptr // nil while it lasts; fences.Mutex guards it
-	forever  bool      // the addresses must not be used again
+	forever  bool      // the addresses must not be used again; after a TestPool, too: a goroutine that a test left behind must not reach the memory of the next test
 }
 
 // fences are the tenures that last, and those whose addresses are blocked.
@@ -163,6 +163,7 @@ func (p *Pool) fenced(done bool) {
 // the one whose time there is over, or nil.
 func (p *Pool) quarantineLocked(t *tenure) (over *tenure) {
 	if p.closed {
+		t.forever = t.forever || p.watch != nil
 		return t
 	}
 	p.blocked = append(p.blocked, t)

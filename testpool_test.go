@@ -216,3 +216,28 @@ func TestTestPoolRemovesItsFile(t *testing.T) {
 	two.end()
 	require.Empty(t, files())
 }
+
+func TestTestPoolBlocksItsAddressesForEver(t *testing.T) {
+	if !canMap {
+		t.Skip("no fence here")
+	}
+	var mems [][]byte
+	require.Empty(t, verdict(func(p *Pool) {
+		late := p.Acquire()
+		for _, ws := range []*Workspace{p.Acquire(), p.Acquire()} {
+			mems = append(mems, ws.blk.mem)
+			ws.Release()
+		}
+		p.Close()
+		mems = append(mems, late.blk.mem)
+		late.Release()
+	}))
+	next := newTestPool(t, Config{Debug: Fence})
+	for range 3 * len(mems) {
+		ws := next.Acquire()
+		for _, mem := range mems {
+			require.False(t, addressOf(ws.blk.mem) == addressOf(mem), "the next test has the addresses")
+		}
+		defer ws.Release()
+	}
+}
