@@ -21,8 +21,9 @@ type TestingT interface {
 
 // TestPool returns a pool for a test, which finds those who keep memory of a
 // workspace too long. When the test has ended, it fails if a workspace was not
-// released, a hold is open, anything was touched late, or a violation was found.
-// It waits up to five seconds for requests that are just ending.
+// released, a hold is open, [FenceFaultOf] explained a late touch, or a violation was
+// found. It waits up to five seconds for requests that are just ending. Clean-ups
+// that the test had registered before run after that, so call TestPool first.
 //
 // Where memory can be mapped (64-bit Linux, macOS and BSD) the pool has
 // Config.Debug Fence: the first late read or write stops at the line that did it.
@@ -40,6 +41,8 @@ type TestingT interface {
 // The pool is in Watermark and audits each operation. configure may change that,
 // and the sizes. What does not fit into a half comes from the heap, and is not
 // fenced. A system call that gets memory of an ended request fails with EFAULT.
+// The race detector does not see fenced memory: run some tests with Debug Poison
+// under -race, too.
 func TestPool(t TestingT, configure ...func(*Config)) *Pool {
 	t.Helper()
 	return watchedPool(t, 5*time.Second, configure)
