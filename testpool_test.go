@@ -133,13 +133,13 @@ func TestTestPoolFindsViolations(t *testing.T) {
 
 func TestTestPoolCountsViolationsThatItWasNotToldOf(t *testing.T) {
 	stop := make(chan struct{})
-	time.AfterFunc(100*time.Millisecond, func() { close(stop) })
 	got := verdict(func(p *Pool) {
 		for range maxReports + 5 {
 			ws := p.Acquire()
 			ws.Client().mem()[5000] = 1
 			ws.Release()
 		}
+		close(stop)
 	}, inPoison, func(c *Config) { c.OnViolation = func(*Violation) { <-stop } })
 	require.Len(t, got, maxReports+1)
 	require.Equal(t, "workspace.TestPool: 5 further violations were found", got[maxReports])
