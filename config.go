@@ -115,13 +115,19 @@ type Config struct {
 	// pages around each half; it needs 64-bit Linux, macOS or BSD. A slice does not
 	// keep mapped memory alive: once an abandoned workspace has been collected, its
 	// memory is inaccessible, and a late touch ends the program. So a handler that may
-	// run on after its answer, as inside http.TimeoutHandler, must keep a hold. The
-	// race detector does not see mapped memory. On Linux each block takes up to
-	// four of the mappings that vm.max_map_count limits.
+	// run on after its answer, as inside http.TimeoutHandler, must keep a hold. Nor
+	// does the collector free the blocks of a pool that is dropped without Close, or
+	// of a workspace that is never released. The race detector does not see mapped
+	// memory. On Linux each block takes up to four of the mappings that
+	// vm.max_map_count limits. When the system refuses, or all mapped blocks have
+	// used up 8 TB of addresses, which abandoned ones keep for ever, blocks come
+	// from the heap; see Stats.MapFailures.
 	Memory Memory
 
 	// Lock locks mapped blocks into memory (mlock), so that they are never written
-	// to swap. NewPool fails when the system does not let it lock one block.
+	// to swap. NewPool fails when the system does not let it lock one block. Later
+	// blocks that can't be locked come from the heap, unlocked, and so does all that
+	// does not fit into a half; see Stats.MapFailures and Stats.SpilledBytes.
 	Lock bool
 
 	// HugePages advises the system to use huge pages for mapped blocks (Linux:
@@ -137,7 +143,10 @@ type Config struct {
 	// for all. 0 fences none. At most 16 fenced blocks are in use at once; requests
 	// beyond that are not fenced, and counted. A late touch of a fenced block ends
 	// the program, with the line that did it; a log line from the time of the release
-	// says, by address, what that memory was and who had released it.
+	// says, by address, what that memory was and who had released it. It has the
+	// level Info, and is dropped when 16 reports are under way. A handler that may run
+	// on after its answer must keep a hold, as with Memory Mapped: abandoned fenced
+	// blocks are inaccessible, too, once their handle has been collected.
 	FenceEvery int
 
 	// Quarantine is how many further fenced blocks are released before the

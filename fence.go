@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/bits"
+	"runtime"
 	"strings"
 	"sync"
 	"unsafe"
@@ -52,7 +53,7 @@ type tenure struct {
 	number   int64 // of the workspace
 	acquired []uintptr
 	released []uintptr // nil while it lasts; fences.Mutex guards it
-	forever  bool      // the addresses must not be used again
+	forever  bool      // the addresses must not be used again; after a TestPool, too: a goroutine that a test left behind must not reach the memory of the next test
 }
 
 // fences are the tenures that last, and those whose addresses are blocked.
@@ -102,7 +103,7 @@ func (t *tenure) record() {
 	}
 	t.pool.tell(func() {
 		if log := t.pool.logger(); log.Enabled(context.Background(), level) {
-			log.Log(context.Background(), level, "workspace: a fenced block is inaccessible from now on", "pool", t.pool.cfg.Name, "workspace", t.number,
+			log.Log(context.Background(), level, "workspace: the request of a fenced block has ended", "pool", t.pool.cfg.Name, "workspace", t.number,
 				"client", t.addresses(Client), "backend", t.addresses(Backend), "released", strings.Join(frames(t.released), " < "))
 		}
 	})
@@ -162,6 +163,7 @@ func (p *Pool) fenced(done bool) {
 // the one whose time there is over, or nil.
 func (p *Pool) quarantineLocked(t *tenure) (over *tenure) {
 	if p.closed {
+		t.forever = t.forever || p.watch != nil
 		return t
 	}
 	p.blocked = append(p.blocked, t)
@@ -227,7 +229,10 @@ func (f *FenceFault) Unwrap() error {
 // fenced block, or its time in quarantine is over. A fault in memory whose request
 // had ended is counted (Stats.LateTouches).
 func FenceFaultOf(v any) *FenceFault {
-	fault, ok := v.(interface{ Addr() uintptr }) // what the runtime panics with
+	fault, ok := v.(interface { // what the runtime panics with
+		runtime.Error
+		Addr() uintptr
+	})
 	if !ok {
 		return nil
 	}

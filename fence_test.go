@@ -144,6 +144,11 @@ func TestFenceStopsAtTheEdgesOfTheHalves(t *testing.T) {
 	ws.Release()
 }
 
+// A somebodysAddress is what a user may panic with. Its method must not be called.
+type somebodysAddress struct{ at uintptr }
+
+func (a *somebodysAddress) Addr() uintptr { return a.at }
+
 func TestFenceFaultOfExplainsNothingElse(t *testing.T) {
 	p := newTestPool(t, Config{Memory: Mapped, MaxIdle: -1})
 	ws := p.Acquire()
@@ -154,6 +159,7 @@ func TestFenceFaultOfExplainsNothingElse(t *testing.T) {
 	for what, v := range map[string]any{
 		"nil": nil, "error": ErrReleased, "string": "x", "address of nothing": touching(func() { *null = 1 }),
 		"nil map": touching(func() { none["x"] = 1 }), "mapped, not fenced": touching(func() { b[0] = 1 }),
+		"an address of the user's": (*somebodysAddress)(nil),
 	} {
 		require.Nil(t, FenceFaultOf(v), what)
 	}

@@ -214,11 +214,14 @@ func TestSystemCallsRefuseFencedMemory(t *testing.T) {
 // In a goroutine that does not ask for panics the program ends, at the line that did
 // it. What the memory was stands in the file.
 func TestCrashIsExplained(t *testing.T) {
-	if os.Getenv("WORKSPACE_TEST_CRASH") != "" {
+	if where := os.Getenv("WORKSPACE_TEST_CRASH"); where != "" {
 		p := TestPool(t)
 		ws := p.Acquire()
 		b := ws.Backend().Alloc(100)
 		releaseHere(ws)
+		if where == "test" {
+			crashHere(b)
+		}
 		done := make(chan bool)
 		go func() {
 			defer close(done)
@@ -227,28 +230,34 @@ func TestCrashIsExplained(t *testing.T) {
 		<-done
 		return
 	}
-	dir := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCrashIsExplained$")
-	cmd.Env = append(os.Environ(), "WORKSPACE_TEST_CRASH=1", "TMPDIR="+dir)
-	out, err := cmd.CombinedOutput()
-	require.Error(t, err)
-	require.Contains(t, string(out), "fatal error: fault")
-	require.Regexp(t, `workspace\.crashHere\([^\n]*\n[^\n]*latetouch_test\.go:`, string(out))
-	at := regexp.MustCompile(`unexpected fault address (0x[0-9a-f]+)`).FindStringSubmatch(string(out))
-	require.NotNil(t, at, "%s", out)
-	addr, err := strconv.ParseUint(at[1], 0, 64)
-	require.NoError(t, err)
-	files, err := filepath.Glob(filepath.Join(dir, "workspace-fence-*.log"))
-	require.NoError(t, err)
-	require.Len(t, files, 1)
-	text, err := os.ReadFile(files[0])
-	require.NoError(t, err)
-	half := regexp.MustCompile(`workspace 1 of pool "TestCrashIsExplained": .* backend half (0x[0-9a-f]+)-(0x[0-9a-f]+)`).FindStringSubmatch(string(text))
-	require.NotNil(t, half, "%s", text)
-	from, err := strconv.ParseUint(half[1], 0, 64)
-	require.NoError(t, err)
-	require.EqualValues(t, 42, addr-from)
-	require.Contains(t, string(text), "workspace.releaseHere fence_test.go:")
+	for _, where := range []string{"goroutine", "test"} {
+		dir := t.TempDir()
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCrashIsExplained$")
+		cmd.Env = append(os.Environ(), "WORKSPACE_TEST_CRASH="+where, "TMPDIR="+dir)
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		require.Regexp(t, `workspace\.crashHere\([^\n]*\n[^\n]*latetouch_test\.go:`, string(out))
+		at := regexp.MustCompile(` addr=(0x[0-9a-f]+) `).FindStringSubmatch(string(out))
+		require.NotNil(t, at, "%s", out)
+		addr, err := strconv.ParseUint(at[1], 0, 64)
+		require.NoError(t, err)
+		files, err := filepath.Glob(filepath.Join(dir, "workspace-fence-*.log"))
+		require.NoError(t, err)
+		require.Len(t, files, 1)
+		if where == "test" {
+			require.Contains(t, string(out), files[0]+" says, by address, what the memory was")
+		} else {
+			require.Contains(t, string(out), "fatal error: fault")
+		}
+		text, err := os.ReadFile(files[0])
+		require.NoError(t, err)
+		half := regexp.MustCompile(`workspace 1 of pool "TestCrashIsExplained": .* backend half (0x[0-9a-f]+)-(0x[0-9a-f]+)`).FindStringSubmatch(string(text))
+		require.NotNil(t, half, "%s", text)
+		from, err := strconv.ParseUint(half[1], 0, 64)
+		require.NoError(t, err)
+		require.EqualValues(t, 42, addr-from)
+		require.Contains(t, string(text), "workspace.releaseHere fence_test.go:")
+	}
 }
 
 //go:noinline

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 )
 
 // Mapped memory. A block of it is one region: a range of addresses that the
@@ -33,7 +34,18 @@ type region struct {
 // advice says how the system should treat the pages.
 type advice struct{ lock, huge bool }
 
+// maxAddresses is how many bytes of addresses all regions may have, open, shut
+// and never used again: far more than blocks need, and a part of the 128 TB that
+// most systems have. A Go program that finds no free address ends. Clients can
+// make a server abandon blocks, so without a limit they could bring that about.
+const maxAddresses = 1 << 43
+
+// addresses is how many bytes of addresses the regions have.
+var addresses atomic.Int64
+
 var (
+	errNoAddresses = fmt.Errorf("mapped blocks have used up %d bytes of addresses", int64(maxAddresses))
+
 	errNoMapping   = errors.New("mapped memory needs 64-bit Linux, macOS or BSD")
 	errNoHugePages = errors.New("advice about huge pages needs Linux")
 )
@@ -72,8 +84,13 @@ func openRegion(client, backend int, advice advice) (*region, error) {
 	r := takeSpare(sizes)
 	if r == nil {
 		pages, total := layOut(sizes, pageSize())
+		if addresses.Load() > maxAddresses-int64(total) {
+			return nil, errNoAddresses
+		}
+		addresses.Add(int64(total))
 		all, err := sysMap(total)
 		if err != nil {
+			addresses.Add(-int64(total))
 			return nil, fmt.Errorf("map %d bytes: %w", total, err)
 		}
 		r = &region{all: all, sizes: sizes}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // smaps returns the value in kB, or the words, of one line of /proc/self/smaps for
@@ -47,6 +48,25 @@ func TestTrimGivesThePagesBack(t *testing.T) {
 	require.GreaterOrEqual(t, kilobytes(t, at, "Rss"), 64, "an idle block keeps its pages")
 	p.Trim(0)
 	require.Zero(t, kilobytes(t, at, "Rss"))
+}
+
+// Locking fills the pages at once, so the advice must come first.
+func TestLockAndHugePagesReachTheSystemTogether(t *testing.T) {
+	const size = 4 << 20 // holds an aligned huge page of 2 MB
+	b, err := unix.Mmap(-1, 0, 2*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	require.NoError(t, err)
+	defer unix.Munmap(b)
+	if unix.Madvise(b, unix.MADV_HUGEPAGE) != nil || unix.Mlock(b[:size]) != nil {
+		t.Skip("this system has no huge pages, or locks less than 4 MB")
+	}
+	if kilobytes(t, addressOf(b), "AnonHugePages") == 0 {
+		t.Skip("this system gives no huge pages")
+	}
+	require.NoError(t, unix.Munlock(b[:size]))
+	p := newTestPool(t, Config{Memory: Mapped, Lock: true, HugePages: true, ClientSize: size, BackendSize: MinHalfSize})
+	ws := p.Acquire()
+	require.NotZero(t, kilobytes(t, address(ws.blk.half(Client)), "AnonHugePages"))
+	ws.Release()
 }
 
 func TestLockAndHugePagesReachTheSystem(t *testing.T) {

@@ -378,6 +378,29 @@ func TestBlocksComeFromTheHeapWhenTheSystemRefuses(t *testing.T) {
 	}
 }
 
+// Abandoned blocks never give their addresses back. The Go runtime ends the program
+// when the system has none left for it, so the blocks come from the heap before.
+func TestAddressesAreLimited(t *testing.T) {
+	p := newTestPool(t, Config{Memory: Mapped, ClientSize: 19 * MinHalfSize, BackendSize: MinHalfSize}) // no spare ones
+	_, total := layOut([2]int{19 * MinHalfSize, MinHalfSize}, pageSize())
+	before := addresses.Load()
+	addresses.Store(maxAddresses - int64(total))
+	defer addresses.Store(before + int64(total))
+	ws := p.Acquire()
+	require.NotNil(t, ws.blk.region)
+	over := p.Acquire()
+	require.True(t, over.blk.region == nil, "not require.Nil, which would print inaccessible pages")
+	over.Client().Copy(tag(1))
+	over.Abandon()
+	ws.Release()
+	require.EqualValues(t, 1, p.Stats().MapFailures)
+	p.Trim(0)
+	ws = p.Acquire()
+	require.NotNil(t, ws.blk.region, "a spare one takes no new addresses")
+	ws.Release()
+	require.EqualValues(t, maxAddresses, addresses.Load())
+}
+
 // A range that could not be shut is dropped: it is neither used again nor a fence.
 func TestRegionsThatCouldNotBeShutAreDropped(t *testing.T) {
 	for _, cfg := range []Config{{Memory: Mapped}, {Debug: Fence, Quarantine: 1}} {

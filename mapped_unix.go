@@ -36,14 +36,14 @@ func openPages(b []byte, advice advice) error {
 	if err := unix.Mprotect(b, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return fmt.Errorf("make %d bytes accessible: %w", len(b), err)
 	}
-	if advice.lock {
-		if err := unix.Mlock(b); err != nil {
-			return fmt.Errorf("lock %d bytes in memory (see ulimit -l): %w", len(b), err)
-		}
-	}
 	if advice.huge {
 		if err := adviseHuge(b); err != nil {
 			return fmt.Errorf("advise huge pages for %d bytes: %w", len(b), err)
+		}
+	}
+	if advice.lock { // after the advice: this fills the pages
+		if err := unix.Mlock(b); err != nil {
+			return fmt.Errorf("lock %d bytes in memory (see ulimit -l): %w", len(b), err)
 		}
 	}
 	return nil

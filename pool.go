@@ -394,6 +394,7 @@ func (p *Pool) Close() {
 	p.mu.Unlock()
 	p.letAllGo(gone)
 	for _, t := range blocked {
+		t.forever = t.forever || p.watch != nil
 		t.forget()
 	}
 }

@@ -35,7 +35,7 @@ type Stats struct {
 	MaxIdle       int   `json:"max_idle"`       // configured
 	Created       int64 `json:"created"`        // counter: blocks allocated
 	Discarded     int64 `json:"discarded"`      // counter: idle blocks let go: MaxIdle, Trim, Close, bad in AuditIdle
-	AbandonedLive int64 `json:"abandoned_live"` // gauge: abandoned blocks that something still refers to
+	AbandonedLive int64 `json:"abandoned_live"` // gauge: abandoned blocks that something still refers to; mapped ones: their handle
 	Blockless     int64 `json:"blockless"`      // counter: workspaces handed out without a block: MaxLive, Close
 
 	Memory       Memory `json:"memory"`        // as configured

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,8 +21,9 @@ type TestingT interface {
 
 // TestPool returns a pool for a test, which finds those who keep memory of a
 // workspace too long. When the test has ended, it fails if a workspace was not
-// released, a hold is open, anything was touched late, or a violation was found.
-// It waits up to five seconds for requests that are just ending.
+// released, a hold is open, [FenceFaultOf] explained a late touch, or a violation was
+// found. It waits up to five seconds for requests that are just ending. Clean-ups
+// that the test had registered before run after that, so call TestPool first.
 //
 // Where memory can be mapped (64-bit Linux, macOS and BSD) the pool has
 // Config.Debug Fence: the first late read or write stops at the line that did it.
@@ -30,7 +32,8 @@ type TestingT interface {
 // runtime does with every bad address, unless that goroutine called
 // [runtime/debug.SetPanicOnFault]. Then the file workspace-fence-*.log in the
 // directory for temporary files says, by address, what the memory was, and
-// which stacks had acquired and released it. A test that gets to its end removes it.
+// which stacks had acquired and released it. So it does when the panic in the
+// goroutine of the test is not recovered. A test that gets to its end removes it.
 //
 // Elsewhere the pool has Config.Debug Poison, which sees late writes, and shows
 // late readers rubbish.
@@ -38,6 +41,8 @@ type TestingT interface {
 // The pool is in Watermark and audits each operation. configure may change that,
 // and the sizes. What does not fit into a half comes from the heap, and is not
 // fenced. A system call that gets memory of an ended request fails with EFAULT.
+// The race detector does not see fenced memory: run some tests with Debug Poison
+// under -race, too.
 func TestPool(t TestingT, configure ...func(*Config)) *Pool {
 	t.Helper()
 	return watchedPool(t, 5*time.Second, configure)
@@ -73,7 +78,9 @@ func watchedPool(t TestingT, patience time.Duration, configure []func(*Config)) 
 		debug.SetPanicOnFault(panics)
 		w.check(t, p, patience)
 		p.Close()
-		fenceLog.close()
+		if file := fenceLog.close(faulted()); file != "" {
+			t.Errorf("workspace.TestPool: the test ends in a fault; %s says, by address, what the memory was and who had released it", file)
+		}
 	})
 	return p
 }
@@ -229,14 +236,26 @@ func (l *crashLog) write(s string) {
 	l.file.WriteString(s)
 }
 
-// close removes the file when the last user has gone.
-func (l *crashLog) close() {
+// close removes the file when the last user has gone. keep leaves it, for a
+// program that is about to end, and returns its name.
+func (l *crashLog) close(keep bool) (kept string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if keep && l.file != nil {
+		return l.file.Name()
+	}
 	if l.users--; l.users > 0 || l.file == nil {
-		return
+		return ""
 	}
 	l.file.Close()
 	os.Remove(l.file.Name())
 	l.file = nil
+	return ""
+}
+
+// faulted reports whether a bad address made the calling goroutine panic. Package
+// testing has recovered the panic when it runs the clean-ups, and ends the program
+// with it afterwards; the stack still shows it.
+func faulted() bool {
+	return slices.ContainsFunc(callers(0), func(frame string) bool { return strings.HasPrefix(frame, "runtime.sigpanic ") })
 }

@@ -134,13 +134,13 @@ func TestTestPoolFindsViolations(t *testing.T) {
 
 func TestTestPoolCountsViolationsThatItWasNotToldOf(t *testing.T) {
 	stop := make(chan struct{})
-	time.AfterFunc(100*time.Millisecond, func() { close(stop) })
 	got := verdict(func(p *Pool) {
 		for range maxReports + 5 {
 			ws := p.Acquire()
 			ws.Client().mem()[5000] = 1
 			ws.Release()
 		}
+		close(stop)
 	}, inPoison, func(c *Config) { c.OnViolation = func(*Violation) { <-stop } })
 	require.Len(t, got, maxReports+1)
 	require.Equal(t, "workspace.TestPool: 5 further violations were found", got[maxReports])
@@ -225,4 +225,29 @@ func TestTestPoolRemovesItsFile(t *testing.T) {
 	p.Acquire().Release()
 	two.end()
 	require.Empty(t, files())
+}
+
+func TestTestPoolBlocksItsAddressesForEver(t *testing.T) {
+	if !canMap {
+		t.Skip("no fence here")
+	}
+	var mems [][]byte
+	require.Empty(t, verdict(func(p *Pool) {
+		late := p.Acquire()
+		for _, ws := range []*Workspace{p.Acquire(), p.Acquire()} {
+			mems = append(mems, ws.blk.mem)
+			ws.Release()
+		}
+		p.Close()
+		mems = append(mems, late.blk.mem)
+		late.Release()
+	}))
+	next := newTestPool(t, Config{Debug: Fence})
+	for range 3 * len(mems) {
+		ws := next.Acquire()
+		for _, mem := range mems {
+			require.False(t, addressOf(ws.blk.mem) == addressOf(mem), "the next test has the addresses")
+		}
+		defer ws.Release()
+	}
 }

@@ -143,7 +143,9 @@ func (ws *Workspace) release() bool {
 
 // Abandon is Release without reuse: the block is left to the garbage collector
 // and counted. It is for the case that someone may still hold a slice of it,
-// such as an I/O operation that was cancelled and may complete late.
+// such as an I/O operation that was cancelled and may complete late. A slice
+// alone keeps heap memory alive, but not mapped or fenced memory: keep a hold
+// instead where Config.Memory, Debug or FenceEvery ask for such.
 func (ws *Workspace) Abandon() {
 	ws.mustBeLive("Abandon")
 	ws.doubt(doubtAbandon)
