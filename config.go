@@ -132,7 +132,7 @@ type Config struct {
 
 	// HugePages advises the system to use huge pages for mapped blocks (Linux:
 	// MADV_HUGEPAGE). It has an effect only where a half holds a whole huge page,
-	// which on most systems is 2 MB.
+	// which on most systems is 2 MB. NewPool fails when the system refuses the advice.
 	HugePages bool
 
 	// Debug is for tests and for the hunt after those who use memory too late. See
@@ -144,9 +144,9 @@ type Config struct {
 	// beyond that are not fenced, and counted. A late touch of a fenced block ends
 	// the program, with the line that did it; a log line from the time of the release
 	// says, by address, what that memory was and who had released it. It has the
-	// level Info, and is dropped when 16 reports are under way. A handler that may run
-	// on after its answer must keep a hold, as with Memory Mapped: abandoned fenced
-	// blocks are inaccessible, too, once their handle has been collected.
+	// level Info, and is dropped when 16 reports are under way. A fenced block that is
+	// abandoned while somebody may still use it stays accessible, and counts as in
+	// use for ever, unless Memory is Mapped.
 	FenceEvery int
 
 	// Quarantine is how many further fenced blocks are released before the

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -271,6 +273,32 @@ func TestFenceEveryIsBounded(t *testing.T) {
 	ws := p.Acquire()
 	require.NotNil(t, ws.blk.tenure, "there is room again")
 	ws.Release()
+}
+
+// On the heap a handler that runs on with a bare slice is safe, and so it is where
+// its block happened to be fenced. That costs a place among the fenced blocks.
+func TestFenceEverySparesWhoMayRunOn(t *testing.T) {
+	p := newTestPool(t, Config{FenceEvery: 1})
+	var kept [][]byte
+	for n := range maxFences {
+		ws := p.Acquire()
+		kept = append(kept, ws.Client().Copy(tag(n)))
+		ws.Abandon()
+	}
+	for range 3 {
+		runtime.GC()
+		time.Sleep(time.Millisecond)
+	}
+	for n, b := range kept {
+		require.Equal(t, tag(n), b)
+	}
+	s := p.Stats()
+	require.EqualValues(t, maxFences, s.AbandonedLive)
+	require.Zero(t, s.FenceSkipped)
+	ws := p.Acquire()
+	require.Nil(t, ws.blk.tenure)
+	ws.Release()
+	require.EqualValues(t, 1, p.Stats().FenceSkipped)
 }
 
 // Where nobody can recover, the log is all there is beside the crash.

@@ -437,5 +437,14 @@ func TestLockIsTriedWhenThePoolIsMade(t *testing.T) {
 	_, err = NewPool(Config{Memory: Mapped, Lock: true})
 	require.ErrorIs(t, err, ErrConfig)
 	require.ErrorIs(t, err, unix.ENOMEM)
-	require.ErrorContains(t, err, "Lock")
+	require.ErrorContains(t, err, "Lock is true, HugePages is false")
+	if hugePages {
+		sysOpen = func(_ []byte, how advice) error {
+			require.Equal(t, advice{huge: true}, how)
+			return unix.EINVAL // a kernel without huge pages
+		}
+		_, err = NewPool(Config{Memory: Mapped, HugePages: true})
+		require.ErrorIs(t, err, ErrConfig)
+		require.ErrorIs(t, err, unix.EINVAL)
+	}
 }

@@ -62,11 +62,11 @@ func NewPool(cfg Config) (*Pool, error) {
 	p.self = p
 	p.budget = budget{perSecond: cfg.AuditBudget, every: cfg.AuditEvery, since: time.Now()}
 	p.resample()
-	if cfg.Lock {
+	if cfg.Lock || cfg.HugePages {
 		// Better now than at the first request.
-		b, err := newMappedBlock(cfg.ClientSize, cfg.BackendSize, p.countdown, advice{lock: true, huge: cfg.HugePages})
+		b, err := newMappedBlock(cfg.ClientSize, cfg.BackendSize, p.countdown, advice{lock: cfg.Lock, huge: cfg.HugePages})
 		if err != nil {
-			return nil, fmt.Errorf("%w: Lock is set: %w", ErrConfig, err)
+			return nil, fmt.Errorf("%w: Lock is %v, HugePages is %v: %w", ErrConfig, cfg.Lock, cfg.HugePages, err)
 		}
 		p.letGo(b)
 	}
@@ -220,6 +220,11 @@ func (p *Pool) giveBack(ws *Workspace, quiet bool) {
 	// memory any more: no handle, and on the heap no slice.
 	if blk.region == nil {
 		runtime.AddCleanup(unsafe.SliceData(blk.mem), func(p *Pool) { p.abandoned.Add(-1) }, p)
+		return
+	}
+	if p.cfg.Memory == Heap && p.cfg.Debug != Fence && doubts&leftAlone != 0 {
+		// FenceEvery must not end a program that heap memory would leave alone: the
+		// block stays open for ever. There are at most maxFences.
 		return
 	}
 	runtime.AddCleanup(ws, func(m abandonedMapping) { m.collected() }, abandonedMapping{p, blk.region, blk.tenure})
