@@ -299,6 +299,21 @@ func TestFenceEverySparesWhoMayRunOn(t *testing.T) {
 	require.Nil(t, ws.blk.tenure)
 	ws.Release()
 	require.EqualValues(t, 1, p.Stats().FenceSkipped)
+
+	// A violation was wiped, and its request is over: nobody is spared.
+	p = newTestPool(t, Config{FenceEvery: 1})
+	b := func() []byte {
+		ws := p.Acquire()
+		defer ws.Release()
+		ws.Client().mem()[5000] = 1
+		return ws.Client().Alloc(8)
+	}()
+	p.violations(1)
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return p.Stats().AbandonedLive == 0
+	}, waitLimit, pollEvery)
+	requireBlocked(t, b)
 }
 
 // Where nobody can recover, the log is all there is beside the crash.
