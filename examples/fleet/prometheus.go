@@ -18,15 +18,6 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// hasten makes the rules that operators use fit a run of minutes: what is a day
-// there is half a minute here. The bound that the gate asks for is less strict,
-// since minutes of a few processes can't prove as much as days of a fleet.
-var hasten = strings.NewReplacer(
-	"[1d]", "[30s]",
-	"[1h]", "[20s]",
-	"[5m]", "[10s]",
-)
-
 // A server is a running Prometheus.
 type server struct {
 	api  promv1.API
@@ -129,7 +120,7 @@ func freeAddress() (string, error) {
 
 // value returns the value of the only series of a query; ok says whether there is one.
 func (s *server) value(ctx context.Context, query string) (v float64, ok bool, err error) {
-	got, _, err := s.api.Query(ctx, query, time.Now())
+	got, _, _, err := s.api.Query(ctx, query, time.Now())
 	if err != nil {
 		return 0, false, fmt.Errorf("%s: %w", query, err)
 	}
