@@ -73,16 +73,15 @@ func (l *load) draw(rng *rand.Rand, http2 int) *call {
 	c.trouble, c.route = drawTrouble(rng, http2 == 1)
 	c.body, c.answer = bodySize(rng), bodySize(rng)
 	c.patience = time.Duration(rng.IntN(3000)) * time.Microsecond
-	if c.trouble == cancelUpload || c.trouble == cancelRead {
-		c.body += 100
-		c.answer += 100
+	if c.trouble == cancelUpload || c.trouble == cancelRead { // of which a part must be something
+		c.body, c.answer = max(c.body, 100), max(c.answer, 100)
 	}
 	return c
 }
 
 func bodySize(rng *rand.Rand) int {
 	if rng.IntN(100) == 0 {
-		return 200<<10 + rng.IntN(100<<10)
+		return 200<<10 + rng.IntN(bodyMost-200<<10+1)
 	}
 	return heavyTail(rng.Float64(), 100, 200<<10)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -253,4 +254,20 @@ func TestFuzzShares(t *testing.T) {
 	k := &soak{opt: options{duration: time.Second, fuzz: true}, log: f}
 	k.fuzz(t.Context(), func(context.Context, string, io.Writer, io.Writer, ...string) error { return nil })
 	require.Equal(t, 1, f.faults(), "no targets at all")
+}
+
+// A body that the server holds to be too long would be a fault of the soak's own.
+func TestBodiesAreNoLongerThanTheServerTakes(t *testing.T) {
+	l := &load{}
+	rng := rand.New(rand.NewPCG(1, 2))
+	longest := 0
+	for i := range 2_000_000 {
+		c := l.draw(rng, i%2)
+		longest = max(longest, c.body, c.answer)
+		if c.trouble == cancelUpload || c.trouble == cancelRead {
+			require.GreaterOrEqual(t, min(c.body, c.answer), 100)
+		}
+	}
+	require.LessOrEqual(t, longest, bodyMost)
+	require.Greater(t, longest, bodyMost-100, "and the longest of them are drawn")
 }
