@@ -35,7 +35,9 @@ func (p *Pool) report(v *Violation) {
 			p.cfg.OnViolation(v)
 			return
 		}
-		p.logger().Error("workspace: violation", "violation", v)
+		if left, ok := p.mayLog(v.Time); ok {
+			p.logger().Error("workspace: violation", "violation", v, "not_logged_before", left)
+		}
 	})
 }
 
@@ -61,6 +63,25 @@ func (p *Pool) tell(f func()) {
 		}()
 		f()
 	}()
+}
+
+// maxLogBurst is how many violations are logged at once; afterwards it is one a
+// second. All are counted.
+const maxLogBurst = 10
+
+// mayLog decides whether a violation goes to the log, and how many did not since
+// the last one that did.
+func (p *Pool) mayLog(now time.Time) (left int64, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.logged >= maxLogBurst && now.Sub(p.lastLog) < time.Second {
+		p.unlogged++
+		return 0, false
+	}
+	left, p.unlogged = p.unlogged, 0
+	p.logged++
+	p.lastLog = now
+	return left, true
 }
 
 // Rearm closes the breaker after someone has understood why it opened. The

@@ -194,7 +194,7 @@ func TestCountdownsThatEndWithoutAnAudit(t *testing.T) {
 	alloc := func(next *sampler) int64 {
 		before := p.Stats().Totals().Audits
 		p.sampler.Store(next)
-		a.skip, a.from = 1, 1
+		a.skip, a.from, a.lead = 1, 1, 0
 		a.Alloc(1)
 		return p.Stats().Totals().Audits - before
 	}

@@ -155,7 +155,8 @@ type Config struct {
 
 	// OnViolation is told of each violation, after the memory was wiped, in a
 	// goroutine of its own. At most 16 run at once; further reports are dropped
-	// and counted. A panic in it is caught and counted. Nil means: log to Logger.
+	// and counted. A panic in it is caught and counted. Nil means: log to Logger, ten at
+	// once and then one a second.
 	OnViolation func(*Violation)
 
 	// OnEvent is told of mode changes, of the breaker and of violations, in a

@@ -19,7 +19,7 @@ var eventNames = [...]string{"mode-changed", "breaker-tripped", "breaker-rearmed
 func (k EventKind) String() string { return nameOf(eventNames[:], int(k), "event") }
 
 // MarshalText writes the name, for JSON and logs.
-func (k EventKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+func (k EventKind) MarshalText() ([]byte, error) { return nameText(k, eventNames[:], "event") }
 
 // UnmarshalText reads a name in any case.
 func (k *EventKind) UnmarshalText(text []byte) error {

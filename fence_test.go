@@ -4,6 +4,7 @@ package workspace
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -91,6 +92,15 @@ func TestTenuresEndWhereTheirRegionEnds(t *testing.T) {
 	ws := p.Acquire()
 	defer ws.Release()
 	own, all := ws.blk.tenure, ws.blk.region.all
+	fences.Lock()
+	others := fences.tenures
+	fences.tenures = map[*tenure]struct{}{own: {}} // a neighbour would hide what lies behind the end
+	fences.Unlock()
+	defer func() {
+		fences.Lock()
+		fences.tenures = others
+		fences.Unlock()
+	}()
 	for _, c := range []struct {
 		offset int
 		in     bool
@@ -344,4 +354,53 @@ func TestReleaseOfAFencedBlockIsLogged(t *testing.T) {
 		require.Contains(t, log.String(), "workspace.releaseHere fence_test.go:")
 		require.Contains(t, log.String(), "workspace=1")
 	}
+}
+
+func TestTestPoolBlocksItsAddressesForEver(t *testing.T) {
+	var mems [][]byte
+	require.Empty(t, verdict(func(p *Pool) {
+		late := p.Acquire()
+		for _, ws := range []*Workspace{p.Acquire(), p.Acquire()} {
+			mems = append(mems, ws.blk.mem)
+			ws.Release()
+		}
+		p.Close()
+		mems = append(mems, late.blk.mem)
+		late.Release()
+	}))
+	next := newTestPool(t, Config{Debug: Fence})
+	for range 3 * len(mems) {
+		ws := next.Acquire()
+		for _, mem := range mems {
+			require.False(t, addressOf(ws.blk.mem) == addressOf(mem), "the next test has the addresses")
+		}
+		defer ws.Release()
+	}
+}
+
+func TestTestPoolSaysWhatItCouldNotFence(t *testing.T) {
+	var log strings.Builder
+	got := verdict(func(p *Pool) {
+		sysMap = func(int) ([]byte, error) { return nil, errors.New("refused for the test") }
+		defer func() { sysMap = mapRange }()
+		p.Acquire().Release()
+		require.Eventually(t, func() bool { return len(p.reports) == 0 }, waitLimit, pollEvery)
+		require.Equal(t, 1, strings.Count(log.String(), "the system refused mapped memory"))
+		require.Contains(t, log.String(), "refused for the test")
+	}, func(c *Config) {
+		c.ClientSize, c.Logger = 29*MinHalfSize, slog.New(slog.NewTextHandler(&log, nil)) // no spare region has this size
+	})
+	require.Equal(t, []string{"workspace.TestPool: 1 blocks were not fenced, since the system refused to map memory"}, got)
+
+	// Of many failures the log has the first.
+	log.Reset()
+	p := newTestPool(t, Config{Memory: Mapped, ClientSize: 29 * MinHalfSize, MaxIdle: -1, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	sysMap = func(int) ([]byte, error) { return nil, errors.New("refused for the test") }
+	defer func() { sysMap = mapRange }()
+	for range 3 {
+		p.Acquire().Release()
+		require.Eventually(t, func() bool { return len(p.reports) == 0 }, waitLimit, pollEvery)
+	}
+	require.EqualValues(t, 3, p.Stats().MapFailures)
+	require.Equal(t, 1, strings.Count(log.String(), "the system refused mapped memory"))
 }

@@ -151,3 +151,24 @@ func requirePanicIs(t testing.TB, want error, f func()) {
 	}()
 	f()
 }
+
+// lastNonZero returns the offset of the last byte of b that is not zero, or -1.
+func lastNonZero(b []byte) int {
+	for i := len(b) - 1; i >= 0; i-- {
+		if b[i] != 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// countNonZero returns how many bytes of b are not zero.
+func countNonZero(b []byte) int {
+	n := 0
+	for _, c := range b {
+		if c != 0 {
+			n++
+		}
+	}
+	return n
+}

@@ -987,7 +987,7 @@ func TestSlowReaderGetsTheAnswer(t *testing.T) {
 					visitors(t, pool.Pool, 2, 1)
 					visits++
 				} else {
-					runtime.Gosched()
+					time.Sleep(100 * time.Microsecond)
 				}
 			}
 			require.NoError(t, onlyTag(got, 1), "what the client received")

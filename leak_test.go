@@ -756,7 +756,7 @@ func TestIdleBlocksForgetTheRequest(t *testing.T) {
 		return true
 	}, waitLimit, pollEvery, "handles, buffers and spilled memory of ended requests are collected")
 	require.Equal(t, 4, p.Stats().Idle)
-	require.Equal(t, []string{"mem []uint8", "halves [2][]uint8", "guards [2][]uint8", "next [2]workspace.countdown", "rests [2]int64",
+	require.Equal(t, []string{"mem []uint8", "halves [2][]uint8", "guards [2][]uint8", "next [2]workspace.countdown", "trails [2]workspace.trail", "rests [2]int64",
 		"region *workspace.region", "tenure *workspace.tenure", "poisoned bool"}, fieldsOf(reflect.TypeFor[block]()),
 		"a new field of a block must not refer to a request")
 }

@@ -38,6 +38,7 @@ type block struct {
 	halves   [2][]byte // cap is len
 	guards   [2][]byte
 	next     [2]countdown // what is left of the sampler's countdown for each half
+	trails   [2]trail     // the last operations before an audit
 	rests    [2]int64     // Pool.rests when each half was last wiped past its mark
 	region   *region      // nil: heap memory
 	tenure   *tenure      // nil: not fenced

@@ -24,22 +24,13 @@ func (b *block) poison() {
 // when each byte is as poison left it and the guard is intact. Its last parameter
 // is there for inspect's sake: poison has no mark.
 func inspectPoison(half, guard []byte, _ int) *Violation {
-	v := &Violation{Kind: PoisonDamaged, Size: len(half), First: -1, Last: -1, Guard: guardIntact(guard)}
+	v := &Violation{Kind: PoisonDamaged, Size: len(half), Guard: guardIntact(guard)}
 	// The first byte is right and each is as the one before it: so are all.
 	if v.Guard && half[0] == poisonByte && bytes.Equal(half[1:], half[:len(half)-1]) {
 		return nil
 	}
-	for i, c := range half {
-		if c == poisonByte {
-			continue
-		}
-		if v.Count == 0 {
-			v.First = i
-		}
-		v.Last = i
-		v.Count++
-	}
-	if v.Count == 0 {
+	v.describe(half, 0, poisonByte)
+	if v.Count == 0 && !v.Guard {
 		v.Kind = GuardDamaged
 	}
 	return v

@@ -113,3 +113,17 @@ func TestAbandonedBlocksAreNotPoisoned(t *testing.T) {
 		require.Equal(t, tag(1), b)
 	}
 }
+
+// A guard that was damaged while the block lay idle is one violation, not two.
+func TestPoisonFindsADamagedGuardOnce(t *testing.T) {
+	p := newTestPool(t, Config{Debug: Poison})
+	ws := p.Acquire()
+	guard := ws.blk.guard(Client)
+	ws.Release()
+	guard[0]++
+	p.Acquire().Release()
+	v := p.violations(1)[0]
+	require.Equal(t, GuardDamaged, v.Kind)
+	require.Equal(t, []int{-1, -1, 0}, []int{v.First, v.Last, v.Count})
+	require.False(t, v.Guard)
+}

@@ -29,19 +29,22 @@ type Pool struct {
 	// mu guards everything below. No block is wiped, audited or allocated, and
 	// nothing is logged, while it is held. A workspace that one goroutine released and
 	// another acquires next is handed over under it.
-	mu      sync.Mutex
-	idle    []*block  // wiped; the last one was in use last, so its memory is the hottest
-	out     int64     // blocks in use
-	fences  int64     // fenced ones among them, and abandoned ones that are not collected
-	blocked []*tenure // in quarantine, the longest first
-	closed  bool
-	mode    Mode
-	canary  float64
-	barred  bool // the host canary keeps this pool out of Watermark
-	lost    bool // the source of the mode fails: see Follow
-	trip    breakerRecord
-	budget  budget
-	n       Stats // only its counters
+	mu       sync.Mutex
+	idle     []*block  // wiped; the last one was in use last, so its memory is the hottest
+	out      int64     // blocks in use
+	fences   int64     // fenced ones among them, and abandoned ones that are not collected
+	blocked  []*tenure // in quarantine, the longest first
+	closed   bool
+	mode     Mode
+	canary   float64
+	barred   bool // the host canary keeps this pool out of Watermark
+	lost     bool // the source of the mode fails: see Follow
+	trip     breakerRecord
+	logged   int // violations
+	lastLog  time.Time
+	unlogged int64 // since then
+	budget   budget
+	n        Stats // only its counters
 }
 
 // NewPool returns a Pool. The error wraps [ErrConfig] and names the field that

@@ -620,7 +620,8 @@ func TestBreakerOpensWhereverAByteIsFound(t *testing.T) {
 				size := MinHalfSize * (1 + int(h))
 				require.Equal(t, &Violation{
 					Pool: "edge", Half: h, Kind: DirtyTail, Op: site.op, Mode: m, Size: size, Mark: site.mark,
-					First: 3000, Last: 3000, Count: 1, Guard: true, Kernel: kernelName, Build: buildName(), Stack: v.Stack, Time: v.Time,
+					First: 3000, Last: 3000, Count: 1, Bits: v.Bits, Runs: 1, LongestRun: 1, RunList: []Run{{3000, 1}}, Stable: true,
+					Hints: v.Hints, Trail: v.Trail, Guard: true, Kernel: kernelName, Build: buildName(), Stack: v.Stack, Time: v.Time,
 				}, v)
 
 				s := p.Stats()

@@ -133,17 +133,19 @@ func TestTestPoolFindsViolations(t *testing.T) {
 }
 
 func TestTestPoolCountsViolationsThatItWasNotToldOf(t *testing.T) {
-	stop := make(chan struct{})
-	got := verdict(func(p *Pool) {
-		for range maxReports + 5 {
-			ws := p.Acquire()
-			ws.Client().mem()[5000] = 1
-			ws.Release()
-		}
-		close(stop)
-	}, inPoison, func(c *Config) { c.OnViolation = func(*Violation) { <-stop } })
-	require.Len(t, got, maxReports+1)
-	require.Equal(t, "workspace.TestPool: 5 further violations were found", got[maxReports])
+	for _, further := range []int{1, 5} {
+		stop := make(chan struct{})
+		got := verdict(func(p *Pool) {
+			for range maxReports + further {
+				ws := p.Acquire()
+				ws.Client().mem()[5000] = 1
+				ws.Release()
+			}
+			close(stop)
+		}, inPoison, func(c *Config) { c.OnViolation = func(*Violation) { <-stop } })
+		require.Len(t, got, maxReports+1)
+		require.Equal(t, fmt.Sprintf("workspace.TestPool: %d further violations were found", further), got[maxReports])
+	}
 }
 
 func TestTestPoolFindsLateWritesByThePoison(t *testing.T) {
@@ -221,33 +223,21 @@ func TestTestPoolRemovesItsFile(t *testing.T) {
 		require.Contains(t, string(text), "released by ")
 		require.Contains(t, string(text), "TestTestPoolRemovesItsFile testpool_test.go:")
 	}
+	require.Empty(t, p.watch.live, "nobody is watched after the end")
 	one.end()
+	if canMap {
+		require.Len(t, files(), 1, "the other test goes on")
+	}
 	p.Acquire().Release()
 	two.end()
 	require.Empty(t, files())
-}
+	p.Acquire().Release()
+	require.Empty(t, files(), "nobody would remove it")
 
-func TestTestPoolBlocksItsAddressesForEver(t *testing.T) {
-	if !canMap {
-		t.Skip("no fence here")
-	}
-	var mems [][]byte
-	require.Empty(t, verdict(func(p *Pool) {
-		late := p.Acquire()
-		for _, ws := range []*Workspace{p.Acquire(), p.Acquire()} {
-			mems = append(mems, ws.blk.mem)
-			ws.Release()
-		}
-		p.Close()
-		mems = append(mems, late.blk.mem)
-		late.Release()
-	}))
-	next := newTestPool(t, Config{Debug: Fence})
-	for range 3 * len(mems) {
-		ws := next.Acquire()
-		for _, mem := range mems {
-			require.False(t, addressOf(ws.blk.mem) == addressOf(mem), "the next test has the addresses")
-		}
-		defer ws.Release()
-	}
+	three := &fakeT{}
+	p = watchedPool(three, time.Second, nil)
+	p.Acquire().Release()
+	require.Equal(t, canMap, len(files()) == 1)
+	three.end()
+	require.Empty(t, files())
 }

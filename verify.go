@@ -12,29 +12,6 @@ import (
 	"time"
 )
 
-// lastNonZero returns the offset of the last byte of b that is not zero, or -1.
-// Only the violation path calls it.
-func lastNonZero(b []byte) int {
-	for i := len(b) - 1; i >= 0; i-- {
-		if b[i] != 0 {
-			return i
-		}
-	}
-	return -1
-}
-
-// countNonZero returns how many bytes of b are not zero. Only the violation
-// path calls it.
-func countNonZero(b []byte) int {
-	n := 0
-	for _, c := range b {
-		if c != 0 {
-			n++
-		}
-	}
-	return n
-}
-
 // guardSize is the length in bytes of the guard behind each half. A multiple
 // of 64 keeps the backend half aligned as the block is.
 const guardSize = 64
@@ -80,7 +57,10 @@ var opNames = [...]string{"acquire", "alloc", "reserve", "commit", "abort", "sna
 func (o Op) String() string { return nameOf(opNames[:], int(o), "op") }
 
 // MarshalText writes the name, for JSON and logs.
-func (o Op) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+func (o Op) MarshalText() ([]byte, error) { return nameText(o, opNames[:], "op") }
+
+// UnmarshalText reads a name in any case.
+func (o *Op) UnmarshalText(text []byte) error { return parseName(o, opNames[:], "op", text) }
 
 func nameOf(names []string, i int, kind string) string {
 	if i < len(names) {
@@ -107,28 +87,42 @@ var kindNames = [...]string{"dirty-tail", "guard-damaged", "bad-accounting", "op
 func (k Kind) String() string { return nameOf(kindNames[:], int(k), "kind") }
 
 // MarshalText writes the name, for JSON and logs.
-func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+func (k Kind) MarshalText() ([]byte, error) { return nameText(k, kindNames[:], "kind") }
+
+// UnmarshalText reads a name in any case.
+func (k *Kind) UnmarshalText(text []byte) error { return parseName(k, kindNames[:], "kind", text) }
 
 // A Violation reports that a block was not as it must be. It holds offsets and
 // counts, never memory contents: the leak detector must not leak.
 //
 // It is an error, so that [Workspace.Audit] can return it.
 type Violation struct {
-	Time   time.Time `json:"time"`
-	Pool   string    `json:"pool"`
-	Half   Half      `json:"half"`
-	Kind   Kind      `json:"kind"`
-	Op     Op        `json:"op"`
-	Mode   Mode      `json:"mode"`   // the mode of the workspace
-	Size   int       `json:"size"`   // bytes in the half
-	Mark   int       `json:"mark"`   // bytes from the start of the half; the audit began here
-	First  int       `json:"first"`  // offset in the half of the first byte that is not zero; -1: none
-	Last   int       `json:"last"`   // offset of the last one; -1: none
-	Count  int       `json:"count"`  // how many are not zero
-	Guard  bool      `json:"guard"`  // the guard is intact
-	Kernel string    `json:"kernel"` // the clear and verify code in use
-	Build  string    `json:"build"`  // main module, version, revision, Go version
-	Stack  []string  `json:"stack"`  // where the audit ran: function file:line, innermost first
+	Time time.Time `json:"time"`
+	Pool string    `json:"pool"`
+	Half Half      `json:"half"`
+	Kind Kind      `json:"kind"`
+	Op   Op        `json:"op"`
+	Mode Mode      `json:"mode"` // the mode of the workspace
+	Size int       `json:"size"` // bytes in the half
+	Mark int       `json:"mark"` // bytes from the start of the half; the audit began here
+
+	// The shape of what was found: bytes that are not zero, or not the poison. Where
+	// the first look found one and the second none, Count is 0.
+	First      int   `json:"first"`       // offset in the half of the first one; -1: none
+	Last       int   `json:"last"`        // offset of the last one; -1: none
+	Count      int   `json:"count"`       // how many
+	Bits       int   `json:"bits"`        // how many bits of them differ
+	Runs       int   `json:"runs"`        // in how many rows they stand
+	LongestRun int   `json:"longest_run"` // bytes in the longest row
+	RunList    []Run `json:"run_list"`    // the first 16 rows
+	Stable     bool  `json:"stable"`      // a second look saw the same
+	Guard      bool  `json:"guard"`       // the guard is intact
+
+	Hints  []string `json:"hints,omitempty"` // guesses from the shape
+	Trail  []Step   `json:"trail,omitempty"` // before a sampled audit: the last operations of the half, the oldest first; they may begin in an earlier request
+	Kernel string   `json:"kernel"`          // the clear and verify code in use
+	Build  string   `json:"build"`           // main module, version, revision, Go version
+	Stack  []string `json:"stack"`           // where the audit ran: function file:line, innermost first
 }
 
 // Error describes the violation in one line, without the stack.
@@ -153,7 +147,9 @@ func (v *Violation) LogValue() slog.Value {
 		slog.String("pool", v.Pool), slog.String("half", v.Half.String()), slog.String("kind", v.Kind.String()),
 		slog.String("op", v.Op.String()), slog.String("mode", v.Mode.String()),
 		slog.Int("size", v.Size), slog.Int("mark", v.Mark),
-		slog.Int("first", v.First), slog.Int("last", v.Last), slog.Int("count", v.Count), slog.Bool("guard", v.Guard),
+		slog.Int("first", v.First), slog.Int("last", v.Last), slog.Int("count", v.Count), slog.Int("bits", v.Bits),
+		slog.Int("runs", v.Runs), slog.Int("longest_run", v.LongestRun), slog.Any("run_list", v.RunList), slog.Bool("stable", v.Stable), slog.Bool("guard", v.Guard),
+		slog.Any("hints", v.Hints), slog.Any("trail", v.Trail),
 		slog.String("kernel", v.Kernel), slog.String("build", v.Build), slog.String("stack", strings.Join(v.Stack, " < ")),
 	)
 }
@@ -165,13 +161,11 @@ func inspect(half, guard []byte, off int) *Violation {
 	if first < 0 && intact {
 		return nil
 	}
-	v := &Violation{Kind: GuardDamaged, Size: len(half), Mark: off, First: -1, Last: -1, Guard: intact}
+	v := &Violation{Kind: GuardDamaged, Size: len(half), Mark: off, Guard: intact}
 	if first >= 0 {
 		v.Kind = DirtyTail
-		v.First = off + first
-		v.Last = off + lastNonZero(half[off:])
-		v.Count = countNonZero(half[off:])
 	}
+	v.describe(half, off, 0)
 	return v
 }
 

@@ -41,7 +41,10 @@ var halfNames = [...]string{"client", "backend"}
 func (h Half) String() string { return nameOf(halfNames[:], int(h), "half") }
 
 // MarshalText writes the name, for JSON and logs.
-func (h Half) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+func (h Half) MarshalText() ([]byte, error) { return nameText(h, halfNames[:], "half") }
+
+// UnmarshalText reads a name in any case.
+func (h *Half) UnmarshalText(text []byte) error { return parseName(h, halfNames[:], "half", text) }
 
 // An Arena is one half of a [Workspace]: a bump allocator over zeroed memory.
 // Get it from [Workspace.Client] or [Workspace.Backend]; the zero value and
@@ -61,11 +64,12 @@ type Arena struct {
 	pos   int                   // P
 	limit int                   // E; 0 while a reservation is open, which keeps Alloc out
 	mark  int                   // W as of the last time P or R went down
-	skip  int                   // operations until the sampler is asked
+	skip  int                   // operations until afterSlow looks
 
 	// Cold.
 	ws      *Workspace
-	sampled bool // the operation at which skip ends is audited
+	sampled bool // the countdown ends with an audit
+	lead    int  // operations of it that come after skip
 	half    Half
 	over    bool  // something did not fit, since acquire or Reset
 	spilled int   // bytes of MaxSpill used, since acquire or Reset
@@ -90,7 +94,7 @@ type tally struct {
 func (a *Arena) begin(ws *Workspace, h Half, mem []byte, next countdown) {
 	a.ws, a.half = ws, h
 	a.base, a.size, a.limit = unsafe.SliceData(mem), len(mem), len(mem)
-	a.skip, a.from, a.sampled = next.ops, next.ops, next.audit
+	a.arm(next)
 	a.oldest = 1
 	a.self.Store(a)
 }
@@ -172,12 +176,34 @@ func (a *Arena) afterSlow(op Op) {
 		return
 	}
 	a.countOps()
-	sampled, next := a.sampled, a.ws.pool.countdown()
-	a.skip, a.from, a.sampled = next.ops, next.ops, next.audit
+	if a.size > 0 {
+		a.ws.blk.trails[a.half].add(Step{op, a.pos, a.high()})
+	}
+	if a.lead > 0 {
+		a.lead--
+		a.skip, a.from = 1, 1
+		return
+	}
+	sampled := a.sampled
+	a.arm(a.ws.pool.countdown())
 	if sampled && a.size > 0 {
 		a.audit(op, true)
 	}
 }
+
+// arm starts a countdown. The last operations before an audit come one by one to
+// afterSlow, which takes them down.
+func (a *Arena) arm(next countdown) {
+	a.sampled, a.lead = next.audit, 0
+	if next.audit {
+		a.lead = min(next.ops-1, trailLen-1)
+	}
+	a.skip = next.ops - a.lead
+	a.from = a.skip
+}
+
+// left is the countdown that is left.
+func (a *Arena) left() countdown { return countdown{a.skip + a.lead, a.sampled} }
 
 // countOps brings tally.ops up to date. The hot path counts nothing: the
 // sampler's countdown tells how many operations there were.
@@ -210,6 +236,9 @@ func (a *Arena) audit(op Op, sampled bool) *Violation {
 	if v != nil {
 		zero(a.mem()[off:])
 		restoreGuard(guard)
+		if sampled {
+			v.Trail = a.ws.blk.trails[a.half].list()
+		}
 		a.ws.violated(a, v, op)
 	}
 	return v

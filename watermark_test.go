@@ -908,7 +908,7 @@ func TestDistrustIsNoAudit(t *testing.T) {
 	ws := pool.Acquire()
 	a := ws.Client()
 	before := pool.Stats().Totals().Audits
-	a.pos, a.skip = -1, 2
+	a.pos, a.skip, a.lead = -1, 2, 0
 	a.after(OpSnapshot)
 	pool.violations(1)
 	require.Equal(t, before, pool.Stats().Totals().Audits)

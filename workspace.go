@@ -277,7 +277,7 @@ func (ws *Workspace) end() {
 	if ws.blk != nil {
 		ws.client.finish(OpRelease)
 		ws.backend.finish(OpRelease)
-		ws.blk.next = [2]countdown{{ws.client.skip, ws.client.sampled}, {ws.backend.skip, ws.backend.sampled}}
+		ws.blk.next = [2]countdown{ws.client.left(), ws.backend.left()}
 	}
 	ws.pool.giveBack(ws, true)
 	// A dead handle must not keep the memory alive.

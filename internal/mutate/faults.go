@@ -64,7 +64,7 @@ var faults = []semantic{
 	{"a block found bad at acquire is handed out", "pool.go", "Pool.acquire", "if ws.doubts.Load() == 0 {", "if true {"},
 	{"a closed pool keeps blocks", "pool.go", "Pool.settle", "p.closed || len(p.idle) >= p.cfg.MaxIdle", "len(p.idle) >= p.cfg.MaxIdle"},
 	{"AuditIdle keeps bad blocks", "pool.go", "Pool.AuditIdle", "case found == 0:", "case found >= 0:"},
-	{"the halves swap their gaps", "workspace.go", "Workspace.end", "{ws.client.skip, ws.client.sampled}, {ws.backend.skip, ws.backend.sampled}", "{ws.backend.skip, ws.backend.sampled}, {ws.client.skip, ws.client.sampled}"},
+	{"the halves swap their gaps", "workspace.go", "Workspace.end", "{ws.client.left(), ws.backend.left()}", "{ws.backend.left(), ws.client.left()}"},
 	{"each request starts a new gap", "workspace.go", "Workspace.begin", "blk.next[Client])", "ws.pool.countdown())"},
 	{"the gap is fixed", "sampler.go", "sampler.gap", "if s.draw() < t {", "if 1<<62 < t {"},
 	{"the gap is one too long", "sampler.go", "sampler.gap", "return 1 + int", "return 2 + int"},

@@ -51,6 +51,7 @@ var library = plan{
 		{file: "breakerfile.go"},
 		{file: "event.go"},
 		{file: "verify.go"},
+		{file: "shape.go"},
 		{file: "breaker.go"},
 		{file: "pool.go", funcs: []string{
 			"Pool.acquire", "Pool.take", "Pool.refusalLocked", "Pool.effectiveLocked", "Pool.mayLocked", "Pool.setMode", "Pool.letAllGo", "Pool.Trim", "Pool.Close", "Pool.giveBack", "Pool.settle",
