@@ -3,6 +3,7 @@ package workspace
 import (
 	"context"
 	"fmt"
+	"io"
 	"runtime"
 	"slices"
 	"sync"
@@ -455,6 +456,16 @@ func (p *Pool) AuditIdle() (blocks, violations int) {
 	p.mu.Unlock()
 	p.letAllGo(gone)
 	return len(idle), violations
+}
+
+// Format prints the name of the pool, for every verb: some would print idle blocks
+// whole.
+func (p *Pool) Format(f fmt.State, _ rune) {
+	if p == nil {
+		io.WriteString(f, "workspace.Pool(nil)")
+		return
+	}
+	fmt.Fprintf(f, "workspace.Pool(%q)", p.cfg.Name)
 }
 
 // Stats returns the counters and gauges as they are at one moment.
