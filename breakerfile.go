@@ -37,11 +37,9 @@ func (c *Config) checkBreakerFile() error {
 }
 
 // loadBreaker opens the breaker if the file says that this build tripped it
-// before, and if it can't tell.
+// before, and if it can't tell. Where there is no file, or no name of one, it stays
+// closed.
 func (p *Pool) loadBreaker() {
-	if p.cfg.BreakerFile == "" {
-		return
-	}
 	r, err := readBreaker(p.cfg.BreakerFile)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && r.Build != buildName() {
 		return

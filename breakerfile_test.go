@@ -112,6 +112,33 @@ func TestBreakerFileThatCantBeWritten(t *testing.T) {
 	require.Empty(t, told)
 }
 
+func TestNoBreakerFile(t *testing.T) {
+	var log safeBuffer
+	dir := t.TempDir()
+	t.Chdir(dir)
+	p := newTestPool(t, Config{Mode: Watermark, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	plantViolation(p.Pool)
+	p.violations(1)
+	require.True(t, p.Rearm("a test"))
+	require.Eventually(t, func() bool { return len(p.reports) == 0 }, waitLimit, pollEvery)
+	require.NotContains(t, log.String(), "breaker file")
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, files)
+}
+
+func TestSmallFiles(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "f")
+	for size, ok := range map[int]bool{0: true, 31: true, 32: true, 33: false, 34: false} {
+		require.NoError(t, os.WriteFile(name, make([]byte, size), 0o600))
+		text, err := readSmall(name, 32)
+		require.Equal(t, ok, err == nil, "%d bytes", size)
+		if ok {
+			require.Len(t, text, size)
+		}
+	}
+}
+
 // The file says in the end what the breaker is, whatever came in between.
 func TestBreakerFileFollowsTheLastChange(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "breaker")

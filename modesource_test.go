@@ -3,6 +3,7 @@ package workspace
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -78,7 +79,8 @@ func TestFollowAFile(t *testing.T) {
 func TestFollowASourceThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
-		p := newTestPool(t, Config{Canary: 1, OnEvent: log.add})
+		var lines safeBuffer
+		p := newTestPool(t, Config{Canary: 1, OnEvent: log.add, Logger: slog.New(slog.NewTextHandler(&lines, nil))})
 		var mu sync.Mutex
 		mode, err := Watermark, error(nil)
 		set := func(m Mode, e error) {
@@ -136,6 +138,8 @@ func TestFollowASourceThatFails(t *testing.T) {
 		stop()
 		require.ErrorIs(t, <-ended, context.Canceled)
 
+		require.Equal(t, 2, strings.Count(lines.String(), "the source of the mode fails"), "once for each outage")
+		require.Equal(t, 1, strings.Count(lines.String(), "the source of the mode works again"), "three failures later")
 		log.mu.Lock()
 		defer log.mu.Unlock()
 		var causes []string

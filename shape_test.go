@@ -143,7 +143,7 @@ func TestTrailsChangeNoGap(t *testing.T) {
 }
 
 func TestForcedAuditsHaveNoTrail(t *testing.T) {
-	p := newTestPool(t, Config{AuditEvery: -1})
+	p := newTestPool(t, Config{AuditEvery: 1}) // so each operation is taken down
 	ws := p.Acquire()
 	ws.Client().mem()[5000] = 1
 	require.Error(t, ws.Audit())

@@ -194,7 +194,7 @@ func (a *Arena) afterSlow(op Op) {
 // arm starts a countdown. The last operations before an audit come one by one to
 // afterSlow, which takes them down.
 func (a *Arena) arm(next countdown) {
-	a.sampled, a.lead = next.audit, 0
+	a.sampled = next.audit
 	if next.audit {
 		a.lead = min(next.ops-1, trailLen-1)
 	}
