@@ -91,6 +91,8 @@ func TestNoOutputShowsContents(t *testing.T) {
 	}
 }
 
+type visitedKey struct{}
+
 type safeBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -116,7 +118,7 @@ func leakAllWays(t *testing.T, p *Pool, out *outputs) {
 		out.print(name+" pool", p)
 		out.print(name+" workspace", ws)
 		out.print(name+" stats", p.Stats())
-		out.print(name+" in a context", context.WithValue(t.Context(), "k", ws))
+		out.print(name+" in a context", context.WithValue(t.Context(), visitedKey{}, ws))
 	}
 
 	ws := p.Acquire()
