@@ -76,13 +76,14 @@ func check(hosts, rate, every int, rest []string) error {
 
 // A demo is one run.
 type demo struct {
-	fleet *fleet
-	prom  *server
-	load  load
-	good  build
-	bad   build
-	began time.Time
-	steps []step // for the report
+	module string // the directory of the library
+	fleet  *fleet
+	prom   *server
+	load   load
+	good   build
+	bad    build
+	began  time.Time
+	steps  []step // for the report
 }
 
 // A step is something that happened, and when.
@@ -122,12 +123,11 @@ func demonstrate(ctx context.Context, hosts, rate, every int, out string) (err e
 		}
 	}()
 
-	module, err := moduleRoot(ctx)
-	if err != nil {
+	if d.module, err = moduleRoot(ctx); err != nil {
 		return err
 	}
 	d.say("building the host at two revisions, one of them with a fault")
-	if d.good, d.bad, err = buildBoth(ctx, module, dir); err != nil {
+	if d.good, d.bad, err = buildBoth(ctx, d.module, dir); err != nil {
 		return err
 	}
 	if err := errors.Join(d.fleet.set("mode", "shadow"), d.fleet.set("canary", "0")); err != nil {
@@ -137,7 +137,7 @@ func demonstrate(ctx context.Context, hosts, rate, every int, out string) (err e
 	if err := d.fleet.start(ctx, hosts, d.good); err != nil {
 		return err
 	}
-	if d.prom, err = startPrometheus(ctx, dir, filepath.Join(module, "deploy", "prometheus", "rules.yml"), d.fleet.hosts); err != nil {
+	if d.prom, err = startPrometheus(ctx, dir, filepath.Join(d.module, "deploy", "prometheus", "rules.yml"), d.fleet.hosts); err != nil {
 		return err
 	}
 	defer d.prom.stop()
@@ -275,6 +275,11 @@ func (d *demo) injectAndRollBack(ctx context.Context) error {
 		return err
 	}
 	d.say("all hosts in shadow")
+	queries, err := d.askPanels(ctx, filepath.Join(d.module, "deploy", "grafana", "dashboard.json"))
+	if err != nil {
+		return err
+	}
+	d.say("each of the %d queries of the dashboard has data", queries)
 
 	// The same build comes back with an open breaker, another does not.
 	h.stop()
