@@ -379,7 +379,7 @@ func TestTestPoolBlocksItsAddressesForEver(t *testing.T) {
 }
 
 func TestTestPoolSaysWhatItCouldNotFence(t *testing.T) {
-	var log strings.Builder
+	var log, many safeBuffer
 	got := verdict(func(p *Pool) {
 		sysMap = func(int) ([]byte, error) { return nil, errors.New("refused for the test") }
 		defer func() { sysMap = mapRange }()
@@ -393,8 +393,7 @@ func TestTestPoolSaysWhatItCouldNotFence(t *testing.T) {
 	require.Equal(t, []string{"workspace.TestPool: 1 blocks were not fenced, since the system refused to map memory"}, got)
 
 	// Of many failures the log has the first.
-	log.Reset()
-	p := newTestPool(t, Config{Memory: Mapped, ClientSize: 29 * MinHalfSize, MaxIdle: -1, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	p := newTestPool(t, Config{Memory: Mapped, ClientSize: 29 * MinHalfSize, MaxIdle: -1, Logger: slog.New(slog.NewTextHandler(&many, nil))})
 	sysMap = func(int) ([]byte, error) { return nil, errors.New("refused for the test") }
 	defer func() { sysMap = mapRange }()
 	for range 3 {
@@ -402,5 +401,5 @@ func TestTestPoolSaysWhatItCouldNotFence(t *testing.T) {
 		require.Eventually(t, func() bool { return len(p.reports) == 0 }, waitLimit, pollEvery)
 	}
 	require.EqualValues(t, 3, p.Stats().MapFailures)
-	require.Equal(t, 1, strings.Count(log.String(), "the system refused mapped memory"))
+	require.Equal(t, 1, strings.Count(many.String(), "the system refused mapped memory"))
 }

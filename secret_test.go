@@ -70,9 +70,7 @@ func TestNoOutputShowsContents(t *testing.T) {
 					leakAllWays(t, p, &out)
 				}
 				for _, p := range []*Pool{p, told} {
-					for range maxReports { // all that are under way
-						p.reports <- struct{}{}
-					}
+					whileQuiet(p, func() {})
 				}
 				out.add("log", lines.String())
 				p.fileMu.Lock()
@@ -91,8 +89,6 @@ func TestNoOutputShowsContents(t *testing.T) {
 	}
 }
 
-type visitedKey struct{}
-
 type safeBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -110,15 +106,27 @@ func (s *safeBuffer) String() string {
 	return s.b.String()
 }
 
+// whileQuiet calls f when all reports that are under way have been made.
+func whileQuiet(p *Pool, f func()) {
+	for range maxReports {
+		p.reports <- struct{}{}
+	}
+	f()
+	for range maxReports {
+		<-p.reports
+	}
+}
+
 // leakAllWays makes each kind of trouble with a secret in memory, and collects
 // what is said about it.
 func leakAllWays(t *testing.T, p *Pool, out *outputs) {
 	put := func(ws *Workspace, h Half, off int) { copy(ws.blk.half(h)[off:], secret) }
 	everything := func(name string, ws *Workspace) {
-		out.print(name+" pool", p)
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+			out.add(name+" pool", fmt.Sprintf(verb+verb, p, []any{p}))
+		}
 		out.print(name+" workspace", ws)
 		out.print(name+" stats", p.Stats())
-		out.print(name+" in a context", context.WithValue(t.Context(), visitedKey{}, ws))
 	}
 
 	ws := p.Acquire()
@@ -182,7 +190,7 @@ func leakAllWays(t *testing.T, p *Pool, out *outputs) {
 	h := p.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ws := FromContext(r.Context())
 		ws.Client().Buffer().ReadFrom(r.Body)
-		out.print("context", r.Context())
+		out.add("context", fmt.Sprintf("%v %+v %s", r.Context(), r.Context(), r.Context()))
 		late = r.Context()
 		if strings.HasSuffix(r.URL.Path, "panic") {
 			panic(errors.New("the handler's own"))
@@ -202,8 +210,30 @@ func leakAllWays(t *testing.T, p *Pool, out *outputs) {
 	var profile bytes.Buffer
 	require.NoError(t, pprof.Lookup("goroutine").WriteTo(&profile, 2))
 	out.add("goroutines", profile.String())
-	out.print("at the end", p)
 	out.print("self-test", p.SelfTest())
+}
+
+// A Pool in a private field is printed field by field.
+func TestPoolsShowNoContents(t *testing.T) {
+	for _, cfg := range append(mappedConfigs(), Config{}, Config{Debug: Poison}) {
+		p := newTestPool(t, cfg)
+		ws := p.Acquire()
+		ws.Client().Copy(secret)
+		blk := ws.blk
+		ws.Release()
+		if blk.tenure == nil {
+			copy(blk.half(Client)[5000:], secret)
+		}
+		for how, text := range renderings(p.Pool) {
+			require.Empty(t, disclosures(text), "%s: %.300s", how, text)
+		}
+		if blk.tenure == nil {
+			p.AuditIdle()
+			p.violations(1)
+		}
+	}
+	require.Equal(t, `workspace.Pool("edge")`, fmt.Sprint(newTestPool(t, Config{Name: "edge"}).Pool))
+	require.Equal(t, "workspace.Pool(nil)", fmt.Sprint((*Pool)(nil)))
 }
 
 // A TestPool tells of violations, and its file of fenced blocks.

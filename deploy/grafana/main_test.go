@@ -75,7 +75,9 @@ func TestAnalysisTemplate(t *testing.T) {
 				FailureLimit      *int   `yaml:"failureLimit"`
 				InconclusiveLimit int    `yaml:"inconclusiveLimit"`
 				Count             int
-				Provider          struct{ Prometheus struct{ Address, Query string } }
+				Provider          struct {
+					Prometheus struct{ Address, Query string }
+				}
 			}
 		}
 	}
