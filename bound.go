@@ -103,7 +103,7 @@ func DetectStale(auditEvery int, operations int64, clear float64) float64 {
 		panic(fmt.Errorf("%w: DetectStale(%d, %d, %v)", ErrMisuse, auditEvery, operations, clear))
 	}
 	m := DetectProbability(1/float64(auditEvery), operations) // within one request
-	return m / (m + (1-m)*clear) // the sum of m ((1-m)(1-clear))^i
+	return m / (m + (1-m)*clear)                              // the sum of m ((1-m)(1-clear))^i
 }
 
 // upperLimit returns the p at which k or fewer successes in k+rest trials have the

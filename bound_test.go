@@ -319,7 +319,7 @@ func FuzzBounds(f *testing.F) {
 		found := DetectProbability(share, n)
 		require.GreaterOrEqual(t, found, 0.0)
 		require.LessOrEqual(t, found, 1.0)
-		every, operations := int(min(n, math.MaxInt32))+1, k/2+1
+		every, operations := int(min(n, 1<<30))+1, k/2+1
 		found = DetectStale(every, operations, share)
 		require.GreaterOrEqual(t, found, 0.0)
 		require.LessOrEqual(t, found, 1.0)
