@@ -172,7 +172,7 @@ func TestPoissonBound(t *testing.T) {
 		for _, k := range []int64{1, 1000, 1e6, maxSummed, maxSummed + 1} {
 			require.InEpsilon(t, PoissonBound(k, confidence), 1e18*ViolationBound(1e18, k, confidence), 1e-9, "%d at %v", k, confidence)
 		}
-		require.InEpsilon(t, math.MaxInt64, PoissonBound(math.MaxInt64, confidence), 1e-8)
+		require.InEpsilon(t, float64(math.MaxInt64), PoissonBound(math.MaxInt64, confidence), 1e-8)
 	}
 }
 
