@@ -67,7 +67,9 @@
 //	MakeSlice, Alloc[T] T holds a pointer; n < 0; n*size overflows  panic, ErrMisuse
 //	Reset               a hold is open                              panic, ErrMisuse
 //	DebugHandler        a pool is nil                               panic, ErrMisuse
-//	ViolationBound      a negative count, confidence not in (0,1)   panic, ErrMisuse
+//	ViolationBound, ... a negative count; confidence not in (0,1);
+//	                    a probability out of range                  panic, ErrMisuse
+//	                    no audits; more violations than audits      1
 //	any method          after Release                               panic or error, ErrReleased
 //	                    on a zero value, a copy, nil                panic or error, ErrMisuse
 //	Release             a second time                               nothing; counted

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"maps"
 	"math"
-	"math/big"
 	"reflect"
 	"regexp"
 	"strings"
@@ -15,130 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 )
-
-// The numbers were computed with 40 digits.
-func TestViolationBoundKnownAnswers(t *testing.T) {
-	for _, c := range []struct {
-		audits, violations int64
-		confidence         float64
-		want               float64
-	}{
-		{10, 0, 0.95, 0.25886555089305228},
-		{1000, 0, 0.95, 0.0029912495450952962},
-		{432_000, 0, 0.95, 6.9345414039982476e-6},
-		{432_000, 0, 0.999999, 3.1979837147911892e-5},
-		{86_400_000_000, 0, 0.95, 3.4672827239607127e-11}, // 1-alpha^(1/n) in plain floats is off by 1e-7 here
-		{86_400_000_000, 0, 0.999999, 1.5990174255624667e-10},
-		{1000, 1, 0.95, 0.004734993575499778},
-		{1000, 3, 0.95, 0.00773524471847946},
-		{1_000_000, 1, 0.999999, 1.668828988402931e-5},
-		{1, 0, 0.95, 0.95},
-		{1, 0, 0.5, 0.5},
-		{2, 1, 0.75, 0.8660254037844386}, // 1-p^2 = 1/4
-		// Nothing is known without audits, or when all found something.
-		{0, 0, 0.95, 1},
-		{0, 5, 0.95, 1},
-		{5, 5, 0.95, 1},
-		{5, 6, 0.95, 1},
-		{2000, 3000, 0.95, 1},
-	} {
-		got := ViolationBound(c.audits, c.violations, c.confidence)
-		require.InEpsilon(t, c.want, got, 1e-9, "%d of %d at %v", c.violations, c.audits, c.confidence)
-		s := Stats{}
-		s.Modes[Shadow].Client = HalfStats{Audits: c.audits, ForcedAudits: 1000}
-		s.Modes[Watermark].Backend.Violations = c.violations
-		require.Equal(t, got, s.ViolationBound(c.confidence), "only sampled audits count, but all violations")
-	}
-}
-
-// What an upper confidence limit is: whatever the truth, the limit lies at or
-// above it with at least that probability. Summed exactly, over all outcomes.
-func TestViolationBoundCoversTheTruth(t *testing.T) {
-	for _, n := range []int64{1, 2, 10, 60} {
-		for _, confidence := range []float64{0.5, 0.95, 0.999} {
-			bounds := make([]float64, n+1)
-			for k := range bounds {
-				bounds[k] = ViolationBound(n, int64(k), confidence)
-			}
-			for p := 0.005; p < 1; p += 0.005 {
-				covered := 0.0
-				for k, bound := range bounds {
-					if bound >= p {
-						ways, _ := new(big.Float).SetInt(new(big.Int).Binomial(n, int64(k))).Float64()
-						covered += ways * math.Pow(p, float64(k)) * math.Pow(1-p, float64(n)-float64(k))
-					}
-				}
-				require.GreaterOrEqual(t, covered, confidence-1e-12, "n %d, truth %v", n, p)
-			}
-		}
-	}
-}
-
-func TestViolationBoundIsMonotone(t *testing.T) {
-	const n = 1_000_000
-	last := 0.0
-	for _, k := range []int64{0, 1, 2, 3, 10, 100, 500, 999, 1000, 1001, 1002, 5000, 100_000, 900_000, n} {
-		got := ViolationBound(n, k, 0.95)
-		require.Greater(t, got, last, "violations %d", k)
-		require.Greater(t, got, float64(k-1)/n)
-		require.LessOrEqual(t, got, 1.0)
-		last = got
-	}
-	for _, k := range []int64{0, 1, 1000, 1001} {
-		require.Greater(t, ViolationBound(n, k, 0.95), ViolationBound(2*n, k, 0.95), "more audits, same findings")
-		require.Greater(t, ViolationBound(n, k, 0.99), ViolationBound(n, k, 0.95), "more confidence")
-	}
-}
-
-// poissonLimit is the mean at which k or fewer events have the probability alpha.
-func poissonLimit(k int, alpha float64) float64 {
-	lo, hi := 0.0, 2*float64(k)+100
-	for range 200 {
-		mean := (lo + hi) / 2
-		sum := 0.0
-		for i := range k + 1 {
-			lg, _ := math.Lgamma(float64(i + 1))
-			sum += math.Exp(float64(i)*math.Log(mean) - mean - lg)
-		}
-		if sum > alpha {
-			lo = mean
-		} else {
-			hi = mean
-		}
-	}
-	return hi
-}
-
-// Above 1000 violations the bound is the closed form. There must be no step.
-func TestViolationBoundSwitchesFormulaWithoutAStep(t *testing.T) {
-	require.InEpsilon(t, 2.99573, poissonLimit(0, 0.05), 1e-5) // the reference itself, from tables
-	require.InEpsilon(t, 10.51303, poissonLimit(5, 0.05), 1e-6)
-	require.InEpsilon(t, 25.41263, poissonLimit(5, 1e-6), 1e-6)
-
-	const n = 1_000_000_000_000 // so many that binomial and Poisson agree
-	for _, confidence := range []float64{0.5, 0.95, 0.999999} {
-		for _, k := range []int64{999, 1000, 1001, 1002} {
-			off := ViolationBound(n, k, confidence)*n/poissonLimit(int(k), 1-confidence) - 1
-			require.Greater(t, off, -1e-6, "%d at %v: below the exact limit", k, confidence)
-			require.Less(t, off, 3e-5, "%d at %v: above the exact limit", k, confidence)
-		}
-		step := ViolationBound(n, 1001, confidence) - ViolationBound(n, 1000, confidence)
-		before := ViolationBound(n, 1000, confidence) - ViolationBound(n, 999, confidence)
-		require.InEpsilon(t, before, step, 0.05, "confidence %v", confidence)
-	}
-	// For few audits the closed form is on the safe side.
-	require.Greater(t, ViolationBound(2000, 1001, 0.95), ViolationBound(2000, 1000, 0.95))
-	require.LessOrEqual(t, ViolationBound(1002, 1001, 0.95), 1.0)
-}
-
-func TestViolationBoundRefusesNonsense(t *testing.T) {
-	for _, confidence := range []float64{0, 1, -0.1, 1.1, 95, math.NaN(), math.Inf(1), math.Inf(-1)} {
-		requirePanicIs(t, ErrMisuse, func() { ViolationBound(10, 0, confidence) })
-		requirePanicIs(t, ErrMisuse, func() { Stats{}.ViolationBound(confidence) })
-	}
-	requirePanicIs(t, ErrMisuse, func() { ViolationBound(-1, 0, 0.95) })
-	requirePanicIs(t, ErrMisuse, func() { ViolationBound(10, -1, 0.95) })
-}
 
 // eachInt calls f for each integer field of v, which may be nested.
 func eachInt(v reflect.Value, path string, f func(path string, field reflect.Value)) {
